@@ -1,0 +1,1 @@
+"""Routing: the association policies and node costs that theory, simulation and cluster share."""

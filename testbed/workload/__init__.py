@@ -1,0 +1,1 @@
+"""Workloads: traces, prefix forests, cache profiles, arrivals and token realisation."""
