@@ -236,6 +236,11 @@ class EngineSpec(Part):
     )
     time_scale: Positive = Field(default=1.0, description="wall seconds per device second")
     gpus_per_replica: float = Field(default=0, ge=0)
+    reuse: Literal["pinned", "any"] = Field(
+        default="pinned",
+        description="pinned: only a profile's prefixes are reused, as the scenario says; any: "
+        "whatever the engine's own cache still holds as well",
+    )
 
 
 class RoutingSpec(Part):
