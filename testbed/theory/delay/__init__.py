@@ -1,0 +1,21 @@
+"""Delay models: the law of a node's excess delay under its load (Theory B, H2, H3)."""
+
+from testbed.theory.delay import erlang_c
+from testbed.theory.delay.base import (
+    DELAY_MODELS,
+    DelayModel,
+    ExcessDelay,
+    TierLoad,
+    get_delay_model,
+    register,
+)
+
+__all__ = [
+    "DELAY_MODELS",
+    "DelayModel",
+    "ExcessDelay",
+    "TierLoad",
+    "erlang_c",
+    "get_delay_model",
+    "register",
+]

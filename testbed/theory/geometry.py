@@ -1,0 +1,282 @@
+"""Geometry: who serves the typical request, and from how far (Theory A6-A7, C).
+
+Axes: request type Q, profile S. Costs are seconds, densities nodes per km², distances km.
+
+The request takes the least of the costs ``K_t + ξ·R_t^α`` over the nearest node of every tier
+(Theory C1). Written in the *cost* y instead of the distance r, every tier's exclusion disc
+enters through one function of its own,
+
+    v_t(y) = π λ_t ϱ_t(y)²,   ϱ_t(y) = (max(y − K_t, 0)/ξ)^(1/α),
+
+because the equal-cost radius ϱ_st(r) of Theory C2 is ϱ_t(y) at y = K_s + ξ r^α. The probability
+that the least cost exceeds y is exp(−v(y)), v = Σ_t v_t, and Theory C3 becomes
+
+    A_s = ∫ v_s'(y) exp(−v(y)) dy:
+
+one set of nodes per request type serves all its profiles, S power functions a node instead of S²
+per radius. The only kinks are at y = K_t; between them the integrand is smooth after the
+substitution y = K_i + h·t^p, p = k·α/2, under which a tier that opens at K_i has v_t ∝ t^k, a
+polynomial. Each panel is checked against the one integral that is known exactly,
+Σ_s ∫ v_s' e^−v dy = e^−v(a) − e^−v(b), and halved until it agrees to :data:`PANEL_TOLERANCE`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+
+from testbed.errors import ScenarioError
+from testbed.radio import PowerLaw
+from testbed.theory.system import System
+
+PANEL_TOLERANCE = 1e-13
+"""Largest probability by which a quadrature panel may miss its exact total."""
+
+VOID = 37.0
+"""Mean number of cheaper nodes at which the integrals stop: e^−37 = 9·10⁻¹⁷."""
+
+_ORDER = 12
+_x, _w = np.polynomial.legendre.leggauss(_ORDER)
+_NODES = 0.5 * (_x + 1.0)
+_WEIGHTS = 0.5 * _w
+_DEEPEST = 50
+
+
+@numba.njit(cache=True)
+def _exposure(cost: float, costs: np.ndarray, area: np.ndarray, power: float) -> float:
+    """v(y): mean number of nodes cheaper than ``cost``."""
+    total = 0.0
+    for t in range(costs.size):
+        if area[t] > 0.0 and cost > costs[t]:
+            total += area[t] * (cost - costs[t]) ** power
+    return total
+
+
+@numba.njit(cache=True)
+def _last_cost(costs: np.ndarray, area: np.ndarray, power: float) -> float:
+    """A cost that some node undercuts but for a probability of about e^−VOID."""
+    high = np.inf
+    low = np.inf
+    for t in range(costs.size):
+        if area[t] > 0.0 and costs[t] < np.inf:
+            high = min(high, costs[t] + (VOID / area[t]) ** (1.0 / power))
+            low = min(low, costs[t])
+    # The bound is loose where many tiers share the area: a few halvings tighten it.
+    for _ in range(6):
+        middle = 0.5 * (low + high)
+        if _exposure(middle, costs, area, power) >= VOID:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@numba.njit(cache=True)
+def _grow(array: np.ndarray, size: int) -> np.ndarray:
+    larger = np.empty((size,) + array.shape[1:], array.dtype)  # noqa: RUF005 - Numba has no star
+    larger[: array.shape[0]] = array
+    return larger
+
+
+@numba.njit(cache=True)
+def cost_nodes(
+    costs: np.ndarray,
+    area: np.ndarray,
+    power: float,
+    cuts: np.ndarray,
+    rates: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Quadrature nodes of the least cost of one request type (Theory C3, C4).
+
+    Parameters
+    ----------
+    costs : (S,) K_s, seconds; an infinite cost closes the tier
+    area : (S,) π λ_s ξ^(−2/α); 0 closes the tier
+    power : 2/α
+    cuts : (C,) costs at which the caller's integrand jumps or bends; panels end there
+    rates : (C,) 1/s, how fast the caller's integrand decays below each cut; 0 for a bare jump
+
+    Returns
+    -------
+    cost : (N,) y, seconds
+    slope : (N, S) v_s'(y), 1/s
+    weight : (N,) e^−v(y) times the quadrature weight, so that for any smooth f
+        ∫ f(y) v_s'(y) e^−v(y) dy ≈ Σ_n f(cost[n])·slope[n, s]·weight[n]
+    """
+    tiers = costs.size
+    last = _last_cost(costs, area, power)
+    ends = np.empty(tiers + cuts.size + 1)
+    count = 0
+    first = np.inf
+    for t in range(tiers):
+        if area[t] > 0.0 and costs[t] < last:
+            ends[count] = costs[t]
+            count += 1
+            first = min(first, costs[t])
+    for c in range(cuts.size):
+        if first < cuts[c] < last:
+            ends[count] = cuts[c]
+            count += 1
+    ends[count] = last
+    count += 1
+    ends = np.sort(ends[:count])
+
+    capacity = 8 * _ORDER * count
+    cost = np.empty(capacity)
+    slope = np.empty((capacity, tiers))
+    weight = np.empty(capacity)
+    used = 0
+    k = max(1.0, math.ceil(3.0 * power))
+    p = k / power
+    stack = np.empty((_DEEPEST + 2, 2))
+    opened = np.empty(tiers, np.int64)
+    offset = np.empty(tiers)
+
+    for i in range(count - 1):
+        start = ends[i]
+        length = ends[i + 1] - start
+        if length <= 0.0:
+            continue
+        n_open = 0
+        kink = False
+        for t in range(tiers):
+            if area[t] > 0.0 and costs[t] <= start:
+                opened[n_open] = t
+                offset[n_open] = start - costs[t]
+                kink = kink or costs[t] == start
+                n_open += 1
+        q = p if kink else 1.0
+        depth = 0
+        stack[0, 0] = 0.0
+        stack[0, 1] = 1.0
+        while depth >= 0:
+            a = stack[depth, 0]
+            b = stack[depth, 1]
+            depth -= 1
+            if used + _ORDER > capacity:
+                capacity *= 2
+                cost = _grow(cost, capacity)
+                slope = _grow(slope, capacity)
+                weight = _grow(weight, capacity)
+            za = length * a**q
+            zb = length * b**q
+            va = 0.0
+            vb = 0.0
+            for j in range(n_open):
+                va += area[opened[j]] * (offset[j] + za) ** power
+                vb += area[opened[j]] * (offset[j] + zb) ** power
+            exact = math.exp(-va) - math.exp(-vb)
+            total = 0.0
+            for n in range(_ORDER):
+                t_n = a + (b - a) * _NODES[n]
+                z = length * t_n**q
+                v = 0.0
+                row = slope[used + n]
+                row[:] = 0.0
+                slopes = 0.0
+                for j in range(n_open):
+                    distance = offset[j] + z
+                    v_t = area[opened[j]] * distance**power
+                    v += v_t
+                    d = power * v_t / distance
+                    row[opened[j]] = d
+                    slopes += d
+                cost[used + n] = start + z
+                weight[used + n] = math.exp(-v) * (b - a) * _WEIGHTS[n] * q * z / t_n
+                total += slopes * weight[used + n]
+            fine = abs(total - exact) <= PANEL_TOLERANCE
+            if fine and exact > PANEL_TOLERANCE:
+                for c in range(cuts.size):
+                    gap = (cuts[c] - start) - zb
+                    if gap >= -1e-12 * length and rates[c] * gap < 32.0:
+                        fine = fine and rates[c] * (zb - za) <= 6.0
+            if fine or depth + 2 > _DEEPEST or b - a < 1e-12:
+                used += _ORDER
+            else:
+                middle = 0.5 * (a + b)
+                stack[depth + 1, 0] = middle
+                stack[depth + 1, 1] = b
+                stack[depth + 2, 0] = a
+                stack[depth + 2, 1] = middle
+                depth += 2
+    return cost[:used], slope[:used], weight[:used]
+
+
+@numba.njit(cache=True)
+def association_kernel(costs: np.ndarray, area: np.ndarray, power: float) -> np.ndarray:
+    """A_sq for every type, shape (Q, S) (Theory C3)."""
+    types, tiers = costs.shape
+    none = np.empty(0)
+    result = np.zeros((types, tiers))
+    for q in range(types):
+        _, slope, weight = cost_nodes(costs[q], area, power, none, none)
+        for n in range(weight.size):
+            for s in range(tiers):
+                result[q, s] += slope[n, s] * weight[n]
+    return result
+
+
+@numba.njit(cache=True)
+def moments_kernel(
+    costs: np.ndarray, area: np.ndarray, power: float, xi: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A_sq, A_sq·E[ξ r^α] and A_sq·E[r], each (Q, S) (Theory C4, E3)."""
+    types, tiers = costs.shape
+    none = np.empty(0)
+    result = np.zeros((3, types, tiers))
+    for q in range(types):
+        y, slope, weight = cost_nodes(costs[q], area, power, none, none)
+        for n in range(weight.size):
+            for s in range(tiers):
+                mass = slope[n, s] * weight[n]
+                if mass > 0.0:
+                    radio = y[n] - costs[q, s]
+                    result[0, q, s] += mass
+                    result[1, q, s] += mass * radio
+                    result[2, q, s] += mass * (radio / xi) ** (0.5 * power)
+    return result[0], result[1], result[2]
+
+
+@numba.njit(cache=True)
+def coverage_kernel(
+    costs: np.ndarray,
+    area: np.ndarray,
+    power: float,
+    deadline: np.ndarray,
+    waiting: np.ndarray,
+    rate: np.ndarray,
+) -> np.ndarray:
+    """∫ joint · F_W for waits that are 0 or exponential, shape (Q, S) (Theory E2).
+
+    ``deadline`` (Q, S) is the cost y at which a request of type q at tier s has no time left to
+    wait, ``waiting`` (Q, S) the probability of a wait, ``rate`` (Q, S) its decay, 1/s. A rate of 0
+    with a waiting probability of 1 is a wait that never ends.
+    """
+    types, tiers = costs.shape
+    result = np.zeros((types, tiers))
+    for q in range(types):
+        y, slope, weight = cost_nodes(costs[q], area, power, deadline[q], rate[q])
+        for n in range(weight.size):
+            for s in range(tiers):
+                left = deadline[q, s] - y[n]
+                if left >= 0.0 and slope[n, s] > 0.0:
+                    covered = 1.0 - waiting[q, s] * math.exp(-rate[q, s] * left)
+                    result[q, s] += slope[n, s] * weight[n] * covered
+    return result
+
+
+def radio_area(system: System) -> tuple[np.ndarray, float, float]:
+    """(π λ_s ξ^(−2/α), 2/α, ξ): what the kernels need of density and radio (Theory A6, A7)."""
+    radio = system.radio
+    if not isinstance(radio, PowerLaw):
+        raise ScenarioError("radio.model: the analytical geometry needs power_law")
+    power = 2.0 / radio.alpha
+    return np.pi * system.density * radio.xi**-power, power, radio.xi
+
+
+def associate(system: System, costs: np.ndarray) -> np.ndarray:
+    """A_sq under costs K (Q, S), seconds: the least K_sq + radio delay serves (Theory C1, C3)."""
+    area, power, _ = radio_area(system)
+    return association_kernel(np.ascontiguousarray(costs, dtype=float), area, power)

@@ -1,0 +1,129 @@
+"""Predict: a scenario's Outcome from the analytical model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from testbed.outcome import Curve, Outcome, Tier, Ttft
+from testbed.routing.policies import get_policy
+from testbed.scenario import Scenario
+from testbed.step_time import StepTime
+from testbed.theory.delay.base import ExcessDelay, get_delay_model
+from testbed.theory.latency import Latency
+from testbed.theory.operating_point import OperatingPoint, solve
+from testbed.theory.system import System
+
+_HISTORY = 200
+"""Most steps of the convergence history that an outcome carries."""
+
+
+def predict(
+    scenario: Scenario,
+    *,
+    delay_model: str | None = None,
+    step_time: StepTime | None = None,
+    start: np.ndarray | None = None,
+) -> Outcome:
+    """The scenario's outcome by the analytical model (Theory A-E).
+
+    Parameters
+    ----------
+    scenario : what is asked
+    delay_model : a registered delay model instead of ``scenario.delay_model``
+    step_time : calibration of the nodes' engine, for the delay models that use it
+    start : (Q, S) waits to start the operating point from, seconds
+
+    Raises
+    ------
+    ScenarioError
+        An unknown policy or delay model, or a radio model that the theory does not have.
+    """
+    name = delay_model if delay_model is not None else scenario.delay_model
+    model = get_delay_model(name)
+    system = System.from_scenario(scenario, step_time)
+    point = solve(
+        system,
+        get_policy(scenario.policy),
+        model,
+        damping=scenario.solver.damping,
+        tolerance=scenario.solver.tolerance,
+        max_iterations=scenario.solver.max_iterations,
+        start=start,
+    )
+    return assemble(scenario, name, Latency(system, point, model))
+
+
+def assemble(scenario: Scenario, delay_model: str, latency: Latency) -> Outcome:
+    """The outcome of a scenario from its latency at the operating point."""
+    system, point = latency.system, latency.point
+    coverage_at = scenario.targets.coverage_at
+    seconds, probability = latency.curve()
+    warnings = []
+    if not point.converged:
+        warnings.append(
+            f"the operating point did not settle to {scenario.solver.tolerance:g} in "
+            f"{point.iterations} iterations"
+        )
+    return Outcome(
+        kind="predicted",
+        clock="none",
+        scenario_name=scenario.name,
+        scenario=scenario.to_dict(),
+        policy=scenario.policy,
+        delay_model=delay_model,
+        feasible=point.feasible,
+        reason=point.reason,
+        converged=point.converged,
+        iterations=point.iterations,
+        association={
+            q: dict(zip(system.names, map(float, row), strict=True))
+            for q, row in zip(system.types, point.association, strict=True)
+        },
+        tiers={
+            name: _tier(system, point, s, latency.laws[s]) for s, name in enumerate(system.names)
+        },
+        ttft=Ttft(
+            mean=latency.mean,
+            coverage={figure_key(t): latency.coverage(t) for t in coverage_at},
+            quantiles={figure_key(z): latency.quantile(z) for z in scenario.targets.quantiles},
+            upper_bound={figure_key(t): latency.upper_bound(t) for t in coverage_at},
+        ),
+        mean_distance=latency.mean_distance,
+        reusable_prefix_tokens=latency.reusable_tokens,
+        offloading_ratio=latency.offloading_ratio,
+        capacity_margin=system.capacity_margin,
+        curve=Curve(seconds=tuple(seconds.tolist()), probability=tuple(probability.tolist())),
+        warnings=tuple(warnings),
+        extra={"convergence": _history(system, point)},
+    )
+
+
+def figure_key(value: float) -> str:
+    """How a deadline or a probability is written as a key: ``0.8``, ``1``, ``0.995``."""
+    return f"{value:g}"
+
+
+def _tier(system: System, point: OperatingPoint, s: int, law: ExcessDelay | None) -> Tier:
+    load = point.loads[s]
+    return Tier(
+        density=float(system.density[s]),
+        concurrency=load.concurrency,
+        arrival_rate=load.arrival_rate,
+        service_rate=load.service_rate,
+        utilisation=float(point.utilisation[s]),
+        wait_probability=1.0 if law is None else float(law.wait_probability),
+        mean_wait=float("inf") if law is None else float(load.weights @ law.mean),
+    )
+
+
+def _history(system: System, point: OperatingPoint) -> dict[str, Any]:
+    """Mean wait of each tier after each step, s (Fig. 6); the first and last steps of many."""
+    history = point.history
+    if len(history) > _HISTORY:
+        history = np.concatenate([history[: _HISTORY // 2], history[-_HISTORY // 2 :]])
+    return {
+        "mean_wait": {name: history[:, s].tolist() for s, name in enumerate(system.names)},
+        "steps": len(point.history),
+    }
