@@ -1,0 +1,191 @@
+"""Replica: one engine, its pinned profile, what it advertises and what it exports.
+
+A replica is a Ray actor. Ray creates, watches and ends it; requests reach it over its own
+connection (:mod:`cluster.wire`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+
+from cluster.engines import make_engine
+from cluster.engines.base import Engine, EngineFacts, Generation, Placement
+from cluster.metrics import ReplicaMetrics
+from cluster.wire import Server
+from testbed.errors import EngineError, TestbedError
+from testbed.scenario import EngineSpec, Prefill
+from testbed.theory.prefill import prefill_time
+
+
+class WaitWindow:
+    """Mean excess delay over the last ``window`` seconds: what a node advertises.
+
+    An empty window advertises 0: a node that served nobody has no queue.
+    """
+
+    def __init__(self, window: float) -> None:
+        self.window = window
+        self._samples: deque[tuple[float, float]] = deque()
+
+    def add(self, now: float, wait: float) -> None:
+        self._samples.append((now, wait))
+
+    def mean_and_deviation(self, now: float) -> tuple[float, float]:
+        while self._samples and self._samples[0][0] < now - self.window:
+            self._samples.popleft()
+        if not self._samples:
+            return 0.0, 0.0
+        waits = np.fromiter((w for _, w in self._samples), dtype=float)
+        return float(waits.mean()), float(waits.std())
+
+
+class Replica:
+    """One engine behind a connection. Created as a Ray actor by the deployment."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        placement: Placement,
+        profile: str,
+        prefill: Prefill,
+        window: float,
+        secret: str,
+    ) -> None:
+        self._spec = spec
+        self._engine: Engine = make_engine(spec, placement)
+        self._profile = profile
+        self._prefill = prefill
+        self._waits = WaitWindow(window)
+        self._metrics = ReplicaMetrics(profile)
+        self._server = Server(self._serve, secret)
+        self._pinned = 0
+        self._facts: EngineFacts | None = None
+        self._progress: tuple[str, int, int] = ("", 0, 0)
+
+    # -- life, through Ray --
+
+    async def start(self, host: str) -> dict[str, Any]:
+        """Start engine and servers; returns facts, ports and process ids."""
+        try:
+            self._facts = await self._engine.start()
+            port = await self._server.start(host)
+            metrics_port = self._metrics.serve()
+        except TestbedError as error:
+            await self._engine.stop()
+            return {"error": str(error)}
+        return {
+            "facts": self._facts,
+            "port": port,
+            "metrics_port": metrics_port,
+            "host": socket.gethostname(),
+            "pids": self.processes(),
+        }
+
+    def processes(self) -> list[int]:
+        """This process and everything it started."""
+        here = psutil.Process(os.getpid())
+        return [here.pid, *(child.pid for child in here.children(recursive=True))]
+
+    async def pin(self, chains: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Pin the profile's chains; longest first, so that shared ancestors are counted once."""
+        try:
+            before = (await self._engine.load()).kv_usage
+            for i, chain in enumerate(sorted(chains, key=len, reverse=True)):
+                self._pinned += await self._engine.pin(f"{self._profile}-{i}", chain)
+            usage = (await self._engine.load()).kv_usage - before
+        except TestbedError as error:
+            return {"error": str(error)}
+        self._metrics.pinned.set(self._pinned)
+        return {"pool_share": usage, "chains": len(chains), "tokens": self._pinned}
+
+    async def forget(self) -> None:
+        """Drop what is cached and not pinned, and what was advertised."""
+        await self._engine.forget()
+        self._waits = WaitWindow(self._waits.window)
+
+    async def measure(self, job: Callable[..., Awaitable[Any]], **options: Any) -> Any:
+        """Run ``job(engine, facts, progress=…, **options)`` on this engine (calibration's way in).
+
+        A :class:`TestbedError` comes back as ``{"error": line}``.
+        """
+        if self._facts is None:
+            return {"error": "the engine is not running"}
+
+        def progress(stage: str, done: int, total: int) -> None:
+            self._progress = (stage, done, total)
+
+        try:
+            return await job(self._engine, self._facts, progress=progress, **options)
+        except TestbedError as error:
+            return {"error": str(error)}
+
+    async def progress(self) -> tuple[str, int, int]:
+        """(stage, done, total) of the job that :meth:`measure` runs."""
+        return self._progress
+
+    async def stop(self) -> None:
+        await self._server.stop()
+        await self._engine.stop()
+        self._metrics.close()
+
+    # -- data path --
+
+    async def _serve(self, header: dict[str, Any], tokens: np.ndarray) -> dict[str, Any]:
+        received = time.perf_counter()
+        if header["do"] == "clock":
+            return {"clock": time.perf_counter()}
+        if header["do"] == "status":
+            return await self._status()
+        try:
+            served = await self._engine.generate(header["id"], tokens, header["output_tokens"])
+        except EngineError as error:
+            self._metrics.ended("rejected")
+            return {"ending": "rejected", "reason": str(error)}
+        except Exception as error:  # an engine may fail in ways that only it knows
+            self._metrics.ended("failed")
+            return {"ending": "failed", "reason": f"{type(error).__name__}: {error}"[:300]}
+        self._account(served, received, len(tokens))
+        return {
+            "ending": "completed",
+            "received": received,
+            "queued": served.queued,
+            "scheduled": served.scheduled,
+            "engine_first_token": served.engine_first_token,
+            "first_token": served.first_token,
+            "finished": served.finished,
+            "cached_tokens": served.cached_tokens,
+            "output_tokens": len(served.token_ids),
+        }
+
+    def _account(self, served: Generation, received: float, tokens: int) -> None:
+        cached = served.cached_tokens
+        ttft = served.first_token - received
+        wait = ttft - float(prefill_time(self._prefill, tokens - cached, cached))
+        self._waits.add(served.first_token, wait)
+        self._metrics.ended("completed")
+        self._metrics.cached.inc(cached)
+        self._metrics.ttft.observe(ttft)
+        self._metrics.wait.observe(wait)
+
+    async def _status(self) -> dict[str, Any]:
+        load = await self._engine.load()
+        self._metrics.running.set(load.running)
+        self._metrics.waiting.set(load.waiting)
+        self._metrics.kv_usage.set(load.kv_usage)
+        wait, deviation = self._waits.mean_and_deviation(time.perf_counter())
+        return {
+            "wait": wait,
+            "deviation": deviation,
+            "running": load.running,
+            "waiting": load.waiting,
+            "kv_usage": load.kv_usage,
+            "preemptions": load.preemptions,
+        }
