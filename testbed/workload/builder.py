@@ -1,0 +1,236 @@
+"""TraceBuilder: rows of any format, checked one by one, become the columns of a Trace."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.errors import TraceError
+from testbed.workload.blocks import chain_vertices, unsigned_ids
+from testbed.workload.trace import Labels, Trace, TraceFacts, ragged_take
+
+MAX_TOKENS = 2**31 - 1
+"""No prompt is longer; a larger length is a broken row."""
+
+
+class BadRow(ValueError):
+    """One row cannot be used; the message says why, the builder adds file and line."""
+
+
+class TraceBuilder:
+    """Collects rows; ``finish`` sorts them by time and gives the :class:`Trace`.
+
+    Parameters
+    ----------
+    name : file, shown in errors; its last part stands in the facts
+    format : reader's name
+    block_size : tokens per block; 0 when the format has no prefix information
+    skip_bad : count bad rows in ``facts.dropped`` in place of raising
+    time_unit : seconds per unit of the arrival numbers that are added
+    """
+
+    def __init__(
+        self,
+        name: str,
+        format: str,
+        *,
+        block_size: int,
+        skip_bad: bool = False,
+        time_unit: float = 1.0,
+        sha256: str = "",
+    ) -> None:
+        self.name = name
+        self.format = format
+        self.block_size = block_size
+        self.skip_bad = skip_bad
+        self.time_unit = time_unit
+        self.sha256 = sha256
+        self.rows = 0
+        self.dropped: Counter[str] = Counter()
+        self.notes: dict[str, Any] = {}
+        self._arrival: list[float | int] = []
+        self._input = array("q")
+        self._output = array("q")
+        self._ids: array[int] | list[Any] = array("Q")
+        self._lengths = array("q")
+        self._tokens: array[int] | None = None
+        self._token_lengths = array("q")
+        self._labels: dict[str, list[str | None]] = {
+            k: [] for k in ("session", "type", "tenant", "adapter")
+        }
+        self._turn = array("q")
+
+    def __len__(self) -> int:
+        return len(self._arrival)
+
+    def bad(self, line: int, reason: str, kind: str = "malformed") -> None:
+        """Refuse the row at ``line``, or count it where bad rows are skipped."""
+        if not self.skip_bad:
+            raise TraceError(f"{self.name}:{line}: {reason}")
+        self.rows += 1
+        self.dropped[kind] += 1
+
+    def add(
+        self,
+        line: int,
+        *,
+        arrival: float | int,
+        input_tokens: int,
+        output_tokens: int,
+        ids: list[Any] | None = None,
+        tokens: np.ndarray | list[int] | None = None,
+        session: str | None = None,
+        type: str | None = None,
+        tenant: str | None = None,
+        adapter: str | None = None,
+        turn: int = 0,
+    ) -> None:
+        """One request. Lengths must be whole numbers of at least 1, times finite.
+
+        ``ids`` are block ids (whole numbers or strings); the chain must be what the prompt's
+        length asks for, ceil(input/block size).
+        """
+        try:
+            self._check(arrival, input_tokens, output_tokens, ids, turn)
+        except BadRow as error:
+            return self.bad(line, str(error))
+        ids = ids or []
+        self._append_ids(ids)
+        self.rows += 1
+        self._arrival.append(arrival)
+        self._input.append(input_tokens)
+        self._output.append(output_tokens)
+        self._lengths.append(len(ids))
+        if tokens is not None:
+            self._tokens = array("i") if self._tokens is None else self._tokens
+            self._tokens.extend(tokens)
+            self._token_lengths.append(len(tokens))
+        given = {"session": session, "type": type, "tenant": tenant, "adapter": adapter}
+        for key, value in given.items():
+            self._labels[key].append(value)
+        self._turn.append(turn)
+        return None
+
+    def _check(
+        self, arrival: Any, input_tokens: Any, output_tokens: Any, ids: list[Any] | None, turn: Any
+    ) -> None:
+        if isinstance(arrival, bool) or not isinstance(arrival, int | float):
+            raise BadRow(f"the time {arrival!r} is not a number")
+        if not math.isfinite(arrival) or abs(arrival) >= 2**63:
+            raise BadRow(f"the time {arrival!r} is out of range")
+        for what, value in (("input", input_tokens), ("output", output_tokens)):
+            if type(value) is not int:
+                raise BadRow(f"the {what} length {value!r} is not a whole number")
+            if not 1 <= value <= MAX_TOKENS:
+                raise BadRow(f"the {what} length {value} is not in [1, {MAX_TOKENS}]")
+        if type(turn) is not int or not 0 <= turn < 2**31:
+            raise BadRow(f"the turn {turn!r} is not a whole number")
+        if ids is None:
+            return
+        if self.block_size > 0:
+            expected = -(-input_tokens // self.block_size)
+            if len(ids) != expected:
+                raise BadRow(
+                    f"{len(ids)} block ids do not fit {input_tokens} input tokens "
+                    f"in blocks of {self.block_size} ({expected} expected)"
+                )
+        if not set(map(type, ids)) <= {int, str}:
+            odd = next(x for x in ids if type(x) not in (int, str))
+            raise BadRow(f"the block id {odd!r} is not a whole number or a string")
+
+    def _append_ids(self, ids: list[Any]) -> None:
+        if isinstance(self._ids, list):
+            self._ids.extend(ids)
+            return
+        before = len(self._ids)
+        try:
+            self._ids.extend(ids)
+        except (OverflowError, TypeError):  # negative, beyond 64 bits, or a string
+            del self._ids[before:]
+            self._ids = list(self._ids)
+            self._ids.extend(ids)
+
+    def finish(self) -> Trace:
+        """The trace, in order of arrival, times from 0.
+
+        Raises
+        ------
+        TraceError
+            No row is left.
+        """
+        if not self._arrival:
+            why = f" ({sum(self.dropped.values())} rows dropped)" if self.dropped else ""
+            raise TraceError(f"{self.name}: no requests{why}")
+        arrival = relative_seconds(self._arrival, self.time_unit)
+        out_of_order = int((np.diff(arrival) < 0).sum())
+        rows = np.argsort(arrival, kind="stable")
+        ids, factorised = unsigned_ids(self._ids)
+        ids, offsets = ragged_take(ids, _offsets(self._lengths), rows)
+        vertex, labels = chain_vertices(ids, offsets)
+        relabelled = len(vertex) > 0 and int(vertex.max()) + 1 != labels
+        if relabelled:  # ids that name a block's own content: let them name the whole prefix
+            ids = vertex.astype(np.uint64)
+        if factorised:
+            self.notes["block_ids"] = "numbered in order of appearance"
+        token_ids = token_offsets = None
+        if self._tokens is not None:
+            flat = np.asarray(self._tokens, dtype=np.int32)
+            token_ids, token_offsets = ragged_take(flat, _offsets(self._token_lengths), rows)
+        return Trace(
+            arrival=arrival[rows],
+            input_tokens=np.asarray(self._input, dtype=np.int64)[rows],
+            output_tokens=np.asarray(self._output, dtype=np.int64)[rows],
+            block_size=self.block_size,
+            blocks=ids,
+            block_offsets=offsets,
+            time_grid=time_grid(arrival[rows]),
+            turn=np.asarray(self._turn, dtype=np.int32)[rows],
+            facts=TraceFacts(
+                name=Path(self.name).name,
+                format=self.format,
+                sha256=self.sha256,
+                rows=self.rows,
+                dropped=dict(self.dropped),
+                out_of_order=out_of_order,
+                relabelled=relabelled,
+                notes=self.notes,
+            ),
+            token_ids=token_ids,
+            token_offsets=token_offsets,
+            **{k: Labels.of(v).take(rows) for k, v in self._labels.items()},
+        )
+
+
+def _offsets(lengths: array[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]).astype(np.int64)
+
+
+def relative_seconds(times: list[float | int], unit: float) -> np.ndarray:
+    """Seconds from the earliest time; whole numbers are subtracted before they become floats,
+    so that nanoseconds since 1970 keep every digit."""
+    if all(type(t) is int for t in times):
+        first = min(times)
+        return np.array([t - first for t in times], dtype=np.float64) * unit
+    seconds = np.array(times, dtype=np.float64)
+    return (seconds - seconds.min()) * unit
+
+
+def time_grid(arrival: np.ndarray) -> float:
+    """The step of recorded times, s.
+
+    Where a recorded time is shared by two requests or more on average, times were rounded to a
+    coarse step: the median gap between distinct times. Otherwise it is the resolution of the
+    record: the greatest step, down to a nanosecond, of which every time is a multiple.
+    """
+    distinct = np.unique(arrival)
+    if len(distinct) < 2:
+        return 0.0
+    if len(arrival) >= 2 * len(distinct):
+        return float(np.median(np.diff(distinct)))
+    ticks = np.rint(distinct * 1e9).astype(np.int64)
+    return float(np.gcd.reduce(ticks)) * 1e-9

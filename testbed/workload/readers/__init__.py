@@ -1,0 +1,71 @@
+"""Readers: one module a file format, each found by the content of a file's first line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from testbed.workload.source import Source
+from testbed.workload.trace import Trace
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One format.
+
+    Attributes
+    ----------
+    name : as ``--format`` gives it
+    description : one line for help texts
+    matches : whether a file with this head is of the format
+    read : the whole file as a :class:`Trace`
+    """
+
+    name: str
+    description: str
+    matches: Callable[[Head], bool]
+    read: Callable[[Source, ReadOptions], Trace]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What detection looks at: the first line, as a JSON object or as CSV column names."""
+
+    fields: dict[str, Any]
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Source) -> Head:
+        line = source.first_line()
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            text = line.decode("utf-8", errors="replace")
+            return cls({}, tuple(c.strip().strip('"') for c in text.split(",")))
+        return cls(value if isinstance(value, dict) else {}, ())
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a caller may say of a file beyond its path.
+
+    Attributes
+    ----------
+    skip_bad : count bad rows in place of raising
+    block_size : tokens per block where the format records tokens or text, not blocks
+    tokenizer : for text, a callable of messages or text that gives token ids, or a directory
+    """
+
+    skip_bad: bool = False
+    block_size: int | None = None
+    tokenizer: Any = None
+
+
+def readers() -> dict[str, Reader]:
+    """Every reader by name, in the order in which detection asks them."""
+    from testbed.workload.readers import mooncake
+
+    return {r.name: r for r in (mooncake.READER,)}
