@@ -269,6 +269,97 @@ class RoutingSpec(Part):
         return self
 
 
+class Users(Part):
+    """Where requests come from in the plane, and how their senders move."""
+
+    pattern: Literal["uniform", "clustered"] = Field(
+        default="uniform", description="clustered: a Thomas process, Gaussian about its parents"
+    )
+    count: int | None = Field(
+        default=None, ge=1, description="users that stay; absent: a new user for every request"
+    )
+    cluster_density: Positive = Field(default=0.2, description="Thomas parents per km²")
+    cluster_spread: Positive = Field(default=0.3, description="standard deviation, km")
+    mobility: Literal["none", "random_waypoint", "gauss_markov"] = Field(
+        default="none", description="how the `count` users move (Theory H10)"
+    )
+    speed: Positive = Field(default=0.0015, description="mean speed, km/s (0.0015: walking)")
+    memory: Positive = Field(default=60.0, description="s over which Gauss-Markov velocity fades")
+
+    @model_validator(mode="after")
+    def _somebody_moves(self) -> Self:
+        if self.mobility != "none" and self.count is None:
+            raise ValueError("mobility needs users that stay: give count")
+        return self
+
+
+class Failures(Part):
+    """Nodes fail and come back, each on its own, after exponential times."""
+
+    mean_uptime: Positive = Field(description="s between a recovery and the next failure")
+    mean_downtime: Positive = Field(description="s until a failed node serves again")
+    detection: NonNegative = Field(default=1.0, description="s until the router knows of either")
+    attempts: int = Field(default=3, ge=1, description="nodes tried for one request")
+
+
+class Migration(Part):
+    """Profiles move towards a target placement, one catalogue epoch after another (Theory G4)."""
+
+    target: dict[str, Probability] = Field(description="{profile: fraction π_s} to reach")
+    budget: NonNegative = Field(description="bytes moved per epoch over the whole network")
+
+
+class Backhaul(Part):
+    """Remote KV fetch between nodes (Theory H6): local, fetch or recompute, the least."""
+
+    rate: Positive = Field(description="bytes/s of one transfer")
+    latency: NonNegative = Field(default=0.0, description="s per transfer")
+    decompression: NonNegative = Field(default=0.0, description="s per byte at the receiver")
+
+
+class SimulationSpec(Part):
+    """What ``simulate`` is free to choose; every choice is printed with its outcome."""
+
+    space: Literal["palm", "torus"] = Field(
+        default="palm", description="palm: exact nearest distances (Theory F4); torus: points"
+    )
+    nodes: int = Field(default=100, ge=1, description="nodes simulated (torus: expected number)")
+    positions: str | None = Field(
+        default=None, description="CSV of nodes `x,y[,profile]`, km; sets nodes and the torus"
+    )
+    node_model: Literal[
+        "exponential", "exponential_by_type", "deterministic", "measured", "engine"
+    ] = Field(default="exponential", description="exponential: one rate per tier (Theory B3)")
+    service_file: str | None = Field(
+        default=None, description="measured occupancy, one number of seconds a line"
+    )
+    waits: Literal["theory", "node"] | None = Field(
+        default=None,
+        description="what the policy sees: the tier means that predict finds, or each node's own "
+        "windowed mean; absent: theory in palm, node in torus",
+    )
+    warm_up: int | None = Field(
+        default=None, ge=0, description="requests before the measured ones; absent: a fifth"
+    )
+    users: Users = Users()
+    failures: Failures | None = None
+    catalogue_period: Positive | None = Field(
+        default=None, description="s between catalogue epochs; absent: the catalogue is live"
+    )
+    migration: Migration | None = None
+    backhaul: Backhaul | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.node_model == "measured" and self.service_file is None:
+            raise ValueError("node_model: measured needs a service_file")
+        if self.migration is not None and self.catalogue_period is None:
+            raise ValueError("migration: needs a catalogue_period, its epoch")
+        if self.waits == "theory" and self.node_model == "engine":
+            raise ValueError("waits: theory knows no engine steps; use node")
+        return self
+
+
 class Scenario(Part):
     """One question, asked of theory, simulation and cluster alike."""
 
@@ -287,6 +378,7 @@ class Scenario(Part):
     routing: RoutingSpec = RoutingSpec()
     workload: WorkloadSpec | None = None
     engine: EngineSpec | None = None
+    simulation: SimulationSpec | None = None
 
     # -- laws between the parts --
 
@@ -318,6 +410,12 @@ class Scenario(Part):
                     f"{self.memory.capacity:g} bytes leaves no room for one sequence of "
                     f"{self.memory.per_sequence:g} bytes (Theory A9)"
                 )
+        if self.simulation is not None and self.simulation.migration is not None:
+            target = self.simulation.migration.target
+            field = "simulation.migration.target"
+            if unknown := set(target) - {s.name for s in self.profiles}:
+                raise ValueError(f"{field}: {sorted(unknown)[0]!r} is not a profile")
+            _sums_to_one(list(target.values()), field)
         return self
 
     def concurrency(self, profile: Profile) -> int:

@@ -1,0 +1,201 @@
+"""simulate: a scenario in virtual time, answered like ``predict`` and ``run``."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any, Literal
+
+import numpy as np
+
+import testbed
+from testbed.errors import ScenarioError
+from testbed.outcome import Outcome
+from testbed.radio import radio_model
+from testbed.routing.policies import get_policy
+from testbed.scenario import Scenario, SimulationSpec
+from testbed.simulation.service import service_law
+from testbed.simulation.spatial import simulate_tiers
+from testbed.simulation.summary import summarise
+from testbed.simulation.system import System
+from testbed.simulation.tally import Tally
+from testbed.theory.delay import get_delay_model
+from testbed.theory.operating_point import solve
+from testbed.theory.system import System as TheorySystem
+
+Space = Literal["palm", "torus"]
+Progress = Callable[[int], None]
+"""Called with the number of requests completed since the last call."""
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    requests: int,
+    seed: int = 0,
+    replications: int = 1,
+    space: Space | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Simulate ``requests`` measured requests of ``scenario``; the same seed, the same outcome.
+
+    Parameters
+    ----------
+    requests : measured requests of each replication; the warm-up comes on top
+    seed : of every random stream; policies under one seed see the same requests
+    replications : independent runs, joined before the intervals are computed
+    space : overrides ``simulation.space``
+    executor : runs the replications; default: a process each when there are several
+    progress : called with counts of completed requests (of finished replications when several)
+
+    Raises
+    ------
+    ScenarioError
+        The scenario or an argument cannot be simulated.
+    """
+    if requests < 2:
+        raise ScenarioError(f"requests: {requests} is fewer than 2")
+    if replications < 1:
+        raise ScenarioError(f"replications: {replications} is fewer than 1")
+    if seed < 0:
+        raise ScenarioError(f"seed: {seed} is negative")
+    if space is not None:
+        spec = scenario.simulation or SimulationSpec()
+        changed = {**spec.model_dump(mode="json", exclude_none=True), "space": space}
+        scenario = scenario.replace(simulation=changed)
+    system = System.of(scenario)
+    started = time.perf_counter()
+    if replications == 1:
+        parts = [replicate(scenario, requests, seed, 0, progress)]
+    elif executor is not None:
+        parts = _gather(executor, scenario, requests, seed, replications, progress)
+    else:
+        with ProcessPoolExecutor(replications, mp_context=get_context("spawn")) as pool:
+            parts = _gather(pool, scenario, requests, seed, replications, progress)
+    seconds = time.perf_counter() - started
+    tally = parts[0].tally.merge([p.tally for p in parts[1:]]) if len(parts) > 1 else parts[0].tally
+    facts = dict(parts[0].facts)
+    facts["replications"] = replications
+    facts["warm_up"] = {
+        "requests": parts[0].warm_up,
+        "dropped_by_mser": [p.dropped for p in parts],
+        "stationary": all(p.stationary for p in parts),
+    }
+    warnings = list(parts[0].warnings)
+    if not facts["warm_up"]["stationary"]:
+        warnings.append("TTFT still drifts in the second half of a run: not stationary")
+    return summarise(
+        scenario,
+        system,
+        tally,
+        seed=seed,
+        warnings=tuple(warnings),
+        extra={"simulation": facts},
+        environment={
+            "testbed": testbed.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "machine": platform.machine(),
+            "seconds": round(seconds, 3),
+        },
+    )
+
+
+@dataclass
+class Replication:
+    """One run: its tally and what has to be said of it. Picklable."""
+
+    tally: Tally
+    warm_up: int
+    dropped: int = 0
+    stationary: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def replicate(
+    scenario: Scenario, requests: int, seed: int, number: int, progress: Progress | None = None
+) -> Replication:
+    """Replication ``number`` of a scenario, in this process."""
+    spec = scenario.simulation or SimulationSpec()
+    system = System.of(scenario)
+    warm_up = spec.warm_up if spec.warm_up is not None else max(1000, requests // 5)
+    tally = Tally(requests, len(system.types), len(system.profiles), scenario.targets.coverage_at)
+    run = Replication(tally, warm_up)
+    if number:
+        # Replication 0 keeps the seed itself, so that one replication is the plain run.
+        seed = int(
+            np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1, np.uint64)[0]
+        )
+    if spec.space != "palm":
+        raise ScenarioError(f"simulation.space: {spec.space!r} is not available here")
+    policy = get_policy(scenario.policy)
+    law = service_law(spec)
+    wait = theory_waits(scenario) if policy.load_aware else np.zeros_like(system.prefill)
+    simulate_tiers(
+        system,
+        radio_model(scenario.radio),
+        policy,
+        wait,
+        law,
+        tally,
+        warm_up=warm_up,
+        seed=seed,
+        progress=progress,
+    )
+    run.facts = {
+        "space": "palm: exact nearest distances, one representative node per tier",
+        "node_model": law.name,
+        "waits": f"tier means of predict ({scenario.delay_model})"
+        if policy.load_aware
+        else "not looked at",
+    }
+    run.dropped, run.stationary = tally.trim()
+    return run
+
+
+def theory_waits(scenario: Scenario) -> np.ndarray:
+    """The mean waits W̄ that ``predict`` finds, (Q, S) seconds: what its policy is told.
+
+    Raises
+    ------
+    ScenarioError
+        There is no stable operating point to advertise.
+    """
+    solver = scenario.solver
+    point = solve(
+        TheorySystem.from_scenario(scenario),
+        get_policy(scenario.policy),
+        get_delay_model(scenario.delay_model),
+        damping=solver.damping,
+        tolerance=solver.tolerance,
+        max_iterations=solver.max_iterations,
+    )
+    if not (point.feasible and point.converged):
+        raise ScenarioError(
+            f"simulation.waits: theory has no stable operating point to advertise "
+            f"({point.reason or 'not converged'}); use `waits: node`"
+        )
+    return point.wait
+
+
+def _gather(
+    executor: Executor,
+    scenario: Scenario,
+    requests: int,
+    seed: int,
+    replications: int,
+    progress: Progress | None,
+) -> list[Replication]:
+    futures = [executor.submit(replicate, scenario, requests, seed, k) for k in range(replications)]
+    parts = []
+    for future in futures:
+        parts.append(future.result())
+        if progress is not None:
+            progress(requests)
+    return parts
