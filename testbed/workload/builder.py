@@ -30,6 +30,7 @@ class TraceBuilder:
     name : file, shown in errors; its last part stands in the facts
     format : reader's name
     block_size : tokens per block; 0 when the format has no prefix information
+    whole_chains : every chain must cover its prompt; otherwise it may cover less
     skip_bad : count bad rows in ``facts.dropped`` in place of raising
     time_unit : seconds per unit of the arrival numbers that are added
     """
@@ -40,6 +41,7 @@ class TraceBuilder:
         format: str,
         *,
         block_size: int,
+        whole_chains: bool = True,
         skip_bad: bool = False,
         time_unit: float = 1.0,
         sha256: str = "",
@@ -47,6 +49,7 @@ class TraceBuilder:
         self.name = name
         self.format = format
         self.block_size = block_size
+        self.whole_chains = whole_chains
         self.skip_bad = skip_bad
         self.time_unit = time_unit
         self.sha256 = sha256
@@ -92,11 +95,14 @@ class TraceBuilder:
     ) -> None:
         """One request. Lengths must be whole numbers of at least 1, times finite.
 
-        ``ids`` are block ids (whole numbers or strings); the chain must be what the prompt's
-        length asks for, ceil(input/block size).
+        ``ids`` are block ids (whole numbers or strings), ceil(input/block size) of them where
+        chains are whole. ``tokens``, on every row or on none, are the prompt's token ids.
         """
         try:
             self._check(arrival, input_tokens, output_tokens, ids, turn)
+            if len(self) and (tokens is None) != (self._tokens is None):
+                raise BadRow("token ids on some rows only")
+            given_tokens = None if tokens is None else _token_ids(tokens, input_tokens)
         except BadRow as error:
             return self.bad(line, str(error))
         ids = ids or []
@@ -106,10 +112,10 @@ class TraceBuilder:
         self._input.append(input_tokens)
         self._output.append(output_tokens)
         self._lengths.append(len(ids))
-        if tokens is not None:
+        if given_tokens is not None:
             self._tokens = array("i") if self._tokens is None else self._tokens
-            self._tokens.extend(tokens)
-            self._token_lengths.append(len(tokens))
+            self._tokens.extend(given_tokens)
+            self._token_lengths.append(len(given_tokens))
         given = {"session": session, "type": type, "tenant": tenant, "adapter": adapter}
         for key, value in given.items():
             self._labels[key].append(value)
@@ -130,15 +136,17 @@ class TraceBuilder:
                 raise BadRow(f"the {what} length {value} is not in [1, {MAX_TOKENS}]")
         if type(turn) is not int or not 0 <= turn < 2**31:
             raise BadRow(f"the turn {turn!r} is not a whole number")
-        if ids is None:
+        if not ids and not (self.whole_chains and self.block_size):
             return
-        if self.block_size > 0:
-            expected = -(-input_tokens // self.block_size)
-            if len(ids) != expected:
-                raise BadRow(
-                    f"{len(ids)} block ids do not fit {input_tokens} input tokens "
-                    f"in blocks of {self.block_size} ({expected} expected)"
-                )
+        ids = ids or []
+        if self.block_size == 0:
+            raise BadRow("block ids, although no block size is given")
+        expected = -(-input_tokens // self.block_size)
+        if len(ids) > expected or (self.whole_chains and len(ids) != expected):
+            raise BadRow(
+                f"{len(ids)} block ids do not fit {input_tokens} input tokens "
+                f"in blocks of {self.block_size} ({expected} expected)"
+            )
         if not set(map(type, ids)) <= {int, str}:
             odd = next(x for x in ids if type(x) not in (int, str))
             raise BadRow(f"the block id {odd!r} is not a whole number or a string")
@@ -204,6 +212,20 @@ class TraceBuilder:
             token_offsets=token_offsets,
             **{k: Labels.of(v).take(rows) for k, v in self._labels.items()},
         )
+
+
+def _token_ids(tokens: Any, count: int) -> array[int]:
+    if len(tokens) != count:
+        raise BadRow(f"{len(tokens)} token ids for {count} input tokens")
+    if not set(map(type, tokens)) <= {int}:
+        raise BadRow("a token id is not a whole number")
+    try:
+        ids = array("i", tokens)
+    except OverflowError:
+        raise BadRow("a token id is beyond 31 bits") from None
+    if ids and min(ids) < 0:
+        raise BadRow(f"the token id {min(ids)} is negative")
+    return ids
 
 
 def _offsets(lengths: array[int]) -> np.ndarray:

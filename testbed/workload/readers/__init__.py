@@ -66,6 +66,6 @@ class ReadOptions:
 
 def readers() -> dict[str, Reader]:
     """Every reader by name, in the order in which detection asks them."""
-    from testbed.workload.readers import mooncake
+    from testbed.workload.readers import mooncake, own
 
-    return {r.name: r for r in (mooncake.READER,)}
+    return {m.READER.name: m.READER for m in (own, mooncake)}

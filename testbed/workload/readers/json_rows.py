@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -13,14 +14,15 @@ from testbed.workload.source import Source
 
 
 def json_rows(
-    source: Source, builder: TraceBuilder, exact: str | None = None
+    source: Source, builder: TraceBuilder, exact: str | None = None, skip: int = 0
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Numbered JSON objects; a line that is none goes to ``builder.bad``.
 
     ``exact`` names a list of numbers that may be wider than 64 bits: the fast parser turns
-    those into floats, so such a line is parsed again with unbounded integers.
+    those into floats, so such a line is parsed again with unbounded integers. ``skip`` lines of header
+    come first.
     """
-    for number, line in source.lines():
+    for number, line in islice(source.lines(), skip, None):
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
