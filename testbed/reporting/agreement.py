@@ -32,16 +32,21 @@ class Reading:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How an answer's figure stands to the reference's.
+    """How an answer's figure p stands to the reference's m.
 
-    ``error_percent`` is 100·(p − m)/m with the sign kept: negative means the answer is too low.
-    It is None where m = 0 and p ≠ 0, or both are infinite; ``difference`` is p − m in the
-    figure's own unit (None where both are infinite). ``noise`` is half the width of the interval
-    of that difference, in the unit, and ``noise_percent`` the same in percent of m.
+    Attributes
+    ----------
+    error_percent : 100·(p − m)/m, the sign kept: negative means that the answer is too low. None
+        where m = 0 and p ≠ 0, or both are infinite.
+    difference : p − m in the figure's unit; None where both are infinite
+    interval : 95 % interval of that difference; None where neither side has one
+    noise, noise_percent : half the interval's width, in the unit and in per cent of m
+    within : the interval holds 0: the difference could be noise
     """
 
     error_percent: float | None
     difference: float | None
+    interval: Interval | None
     noise: float | None
     noise_percent: float | None
     within: bool | None
@@ -55,8 +60,7 @@ def agree(answer: Reading, reference: Reading, *, probability: bool) -> Agreemen
     """Hold ``answer`` (p) against ``reference`` (m).
 
     Where only the reference has an interval, ``within`` says whether p lies in it. Where both
-    have one, whether |p − m| is within the two half-widths facing each other, added in
-    quadrature (independent errors).
+    have one, their halves facing each other are added in quadrature (independent errors).
 
     Parameters
     ----------
@@ -65,26 +69,21 @@ def agree(answer: Reading, reference: Reading, *, probability: bool) -> Agreemen
     """
     p, m = answer.value, reference.value
     if math.isinf(p) and p == m:
-        return Agreement(None, None, None, None, None, "no interval")
+        return Agreement(None, None, None, None, None, None, "no interval")
     difference = p - m
     error = -100.0 if math.isinf(m) else _percent(difference, m)
     if reference.interval is None and answer.interval is None:
-        return Agreement(error, difference, None, None, None, "no interval")
-    noise = math.hypot(_half_width(reference.interval), _half_width(answer.interval))
-    if answer.interval is None and reference.interval is not None:
-        within = reference.interval[0] <= p <= reference.interval[1]
-    else:
-        facing = math.hypot(_facing(reference, upwards=p > m), _facing(answer, upwards=p < m))
-        within = abs(difference) <= facing
+        return Agreement(error, difference, None, None, None, None, "no interval")
+    answer_below, answer_above = _halves(answer)
+    reference_below, reference_above = _halves(reference)
+    below = math.hypot(answer_below, reference_above)
+    above = math.hypot(answer_above, reference_below)
+    within = -above <= difference <= below
+    noise = (below + above) / 2
     noise_percent = _percent(noise, abs(m))
-    return Agreement(
-        error,
-        difference,
-        noise,
-        noise_percent,
-        within,
-        _status(within, error, difference, noise, noise_percent, probability),
-    )
+    status = _status(within, error, difference, noise, noise_percent, probability)
+    interval = (difference - below, difference + above) if math.isfinite(difference) else None
+    return Agreement(error, difference, interval, noise, noise_percent, within, status)
 
 
 def _status(
@@ -111,17 +110,10 @@ def _percent(part: float, whole: float) -> float | None:
     return None if math.isinf(whole) else 100.0 * part / whole
 
 
-def _half_width(interval: Interval | None) -> float:
-    if interval is None or interval[0] == interval[1]:  # an infinite interval has no width
-        return 0.0
-    return (interval[1] - interval[0]) / 2
-
-
-def _facing(reading: Reading, *, upwards: bool) -> float:
-    """The interval's half on the side where the other value lies; never below zero."""
+def _halves(reading: Reading) -> tuple[float, float]:
+    """How far the interval reaches below and above the value, never less than 0."""
     if reading.interval is None:
-        return 0.0
-    near, far = (reading.value, reading.interval[1])
-    if not upwards:
-        near, far = reading.interval[0], reading.value
-    return 0.0 if near == far else max(far - near, 0.0)
+        return 0.0, 0.0
+    ends = ((reading.interval[0], reading.value), (reading.value, reading.interval[1]))
+    below, above = (0.0 if low == high else max(high - low, 0.0) for low, high in ends)
+    return below, above

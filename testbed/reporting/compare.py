@@ -18,11 +18,17 @@ from testbed.reporting.agreement import Agreement, Reading, agree
 from testbed.reporting.quantities import Quantity, quantities, readings
 from testbed.reporting.verdict import Judged, Verdict, drift, drift_words, judge
 from testbed.reporting.wording import answers
-from testbed.scenario import Scenario
+from testbed.scenario import Scenario, SimulationSpec
 
 KINDS = ("measured", "simulated", "predicted")
 VARIED = ("name", "policy", "delay_model", "solver", "targets")
-"""Scenario fields that leave the question the same; the intensity and the workload's seed too."""
+VARIED_WITHIN = {
+    "demand": ("intensity",),
+    "workload": ("seed",),
+    "simulation": ("space", "nodes", "positions", "node_model", "service_file", "waits", "warm_up"),
+}
+"""Scenario fields that leave the question the same: what varies between cases, what is printed,
+and how an answer is computed."""
 
 
 @dataclass(frozen=True)
@@ -186,13 +192,14 @@ def question(scenario: dict[str, Any]) -> dict[str, Any]:
     same value written out; a scenario of another version is taken as it is.
     """
     try:
-        data = Scenario.from_dict(scenario).to_dict()
+        read = Scenario.from_dict(scenario)
+        data = read.replace(simulation=read.simulation or SimulationSpec()).to_dict()
     except ScenarioError:
         data = scenario
     kept = {k: v for k, v in data.items() if k not in VARIED}
-    for section, field in (("demand", "intensity"), ("workload", "seed")):
+    for section, fields in VARIED_WITHIN.items():
         if isinstance(kept.get(section), dict):
-            kept[section] = {k: v for k, v in kept[section].items() if k != field}
+            kept[section] = {k: v for k, v in kept[section].items() if k not in fields}
     return kept
 
 

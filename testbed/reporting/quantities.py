@@ -24,10 +24,10 @@ LATENCY, COVERAGE, ASSOCIATION, TIERS, NETWORK = (
 
 TIER_FIELDS = {
     "utilisation": ("utilisation", "1"),
-    "wait_probability": ("probability of a wait", "1"),
+    "wait_probability": ("P(wait)", "1"),
     "mean_wait": ("mean wait", "s"),
-    "arrival_rate": ("arrivals per node", "requests/s"),
-    "service_rate": ("service rate per server", "1/s"),
+    "arrival_rate": ("arrivals", "/s"),
+    "service_rate": ("service rate", "/s"),
 }
 NETWORK_FIELDS = {
     "reusable_prefix_tokens": ("reused prefix", "tokens"),

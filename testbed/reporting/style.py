@@ -37,7 +37,7 @@ STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.titlesize": 9.5,
-    "axes.titleweight": "semibold",
+    "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.labelsize": 9,
     "axes.labelcolor": INK,

@@ -22,7 +22,7 @@ CLOCKS = {
 
 def plain(text: object) -> str:
     """Text without control characters, which a name could use to rewrite a terminal."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in str(text))
+    return "".join(c if c.isprintable() or c == NBSP else "\ufffd" for c in str(text))
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -89,25 +89,32 @@ def amount(value: float, unit: str) -> str:
         return seconds(value)
     if unit == "1":
         return share(value)
-    return f"{significant(value)}{NBSP}{unit}"
+    return f"{significant(value)}{'' if unit.startswith('/') else NBSP}{unit}"
 
 
 def span(interval: tuple[float, float], unit: str) -> str:
     """An interval; the unit is said once where both ends share it.
 
     >>> span((0.081, 0.0876), "s")
-    '81.0 to 87.6\\xa0ms'
+    '81.0–87.6\\xa0ms'
     """
     low, high = (amount(end, unit) for end in interval)
     number, _, low_unit = low.rpartition(NBSP)
-    return f"{number if low_unit == high.rpartition(NBSP)[2] else low} to {high}"
+    if low_unit == high.rpartition(NBSP)[2]:
+        low = number
+    return f"{low}–{high}" if math.isfinite(interval[0]) else f"{low} to {high}"
+
+
+def asked(value: float) -> str:
+    """A number that somebody chose, as written: 3, not 3.00."""
+    return f"{value:,.6g}".replace("-", MINUS)
 
 
 def load(intensity: float | None) -> str:
     """The load of a case."""
     if intensity is None:
         return "intensity not stated"
-    return f"{significant(intensity)} requests/s per km²"
+    return f"{asked(intensity)} requests/s per km²"
 
 
 def answer(outcome: Outcome) -> str:
@@ -118,16 +125,32 @@ def answer(outcome: Outcome) -> str:
 
 
 def answers(outcomes: Sequence[Outcome]) -> list[str]:
-    """Distinct labels of outcomes that stand side by side; a seed or a number tells twins apart."""
+    """Distinct labels of outcomes that stand side by side.
+
+    Twins are told apart by what they modelled a node as, by their seed, and at last by number.
+    """
     labels = [answer(o) for o in outcomes]
-    seeded = [
-        f"{label}, seed {o.seed}" if labels.count(label) > 1 and o.seed is not None else label
-        for label, o in zip(labels, outcomes, strict=True)
-    ]
+    for tell in (_node_model, _seed):
+        twins = {label for label in labels if labels.count(label) > 1}
+        labels = [
+            label + tell(o) if label in twins else label
+            for label, o in zip(labels, outcomes, strict=True)
+        ]
     return [
-        f"{label}, #{seeded[:i].count(label) + 1}" if seeded.count(label) > 1 else label
-        for i, label in enumerate(seeded)
+        f"{label}, #{labels[:i].count(label) + 1}" if labels.count(label) > 1 else label
+        for i, label in enumerate(labels)
     ]
+
+
+def _node_model(outcome: Outcome) -> str:
+    section = outcome.scenario.get("simulation")
+    if outcome.kind != "simulated" or not isinstance(section, dict):
+        return ""
+    return f", {plain(section['node_model'])} nodes" if "node_model" in section else ""
+
+
+def _seed(outcome: Outcome) -> str:
+    return "" if outcome.seed is None else f", seed {outcome.seed}"
 
 
 def provenance(outcomes: Iterable[Outcome]) -> str:
