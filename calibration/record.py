@@ -7,6 +7,7 @@ tokens and bytes throughout.
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -169,6 +170,20 @@ class ConcurrencyRecord(_Data):
     formula: int | None = Field(default=None, ge=0, description="floor((M − B_s)/m_run)")
     per_sequence: Estimate | None = Field(default=None, description="m_run on this profile, bytes")
     preemptions: int | None = Field(default=None, ge=0)
+    limit: Literal["sequences", "pool"] | None = Field(
+        default=None, description="what bounded c_s: the engine's sequence limit or its KV pool"
+    )
+
+
+class PrefillPoint(_Data):
+    """One point of the prefill grid with every time seen there, outliers kept."""
+
+    new: int = Field(ge=1, description="n, tokens computed")
+    cached: int = Field(ge=0, description="h, tokens reused, as the engine counted them")
+    seconds: tuple[Positive, ...] = Field(min_length=1, description="in order of measurement")
+    median: Positive
+    standard_error: NonNegative | None = Field(default=None, description="of the median, s")
+    outliers: int = Field(default=0, ge=0, description="beyond 5 robust deviations; none dropped")
 
 
 class DecodeModel(_Data):
@@ -207,6 +222,7 @@ class Calibration(_Data):
     model: ModelFacts
     device: DeviceFacts
     prefill: PrefillFit | None = None
+    prefill_points: tuple[PrefillPoint, ...] = ()
     step_time: AnyStepTime | None = Field(default=None, discriminator="kind")
     memory: MemoryRecord = MemoryRecord()
     m_run: Estimate | None = Field(default=None, description="bytes per active sequence")
@@ -264,6 +280,62 @@ class Calibration(_Data):
         if not self.decode:
             raise CalibrationError("decode: this calibration has no decode model")
         return min(self.decode, key=lambda d: abs(d.concurrency - concurrency))
+
+    def occupancy(
+        self, output_tokens: float, new: float = 0.0, cached: float = 0.0, *, batch: float = 1.0
+    ) -> float:
+        """D_q, seconds of occupancy beyond the residual prefill (Theory A10), at a stated batch.
+
+        The first token comes out of the prefill; each of the other ``output_tokens − 1`` takes a
+        step of ``batch`` decodes, each attending to as much context as this request. Prefills of
+        others do not interrupt: at a batch of 1 this is the unloaded occupancy. From the step
+        time where there is one (counts between whole numbers are interpolated), else from the
+        decode model measured nearest to ``batch``.
+
+        Parameters
+        ----------
+        output_tokens
+            Tokens generated, at least 1; may be a mean.
+        new, cached
+            Prompt tokens computed and reused; together the context of the first decode.
+        batch
+            Sequences decoding together, at least 1; may be a mean.
+
+        Raises
+        ------
+        CalibrationError
+            The record has neither step time nor decode model, or an argument is out of range.
+        """
+        if not (output_tokens >= 1 and batch >= 1 and new >= 0 and cached >= 0):
+            raise CalibrationError(
+                f"occupancy: {output_tokens:g} output tokens after {new:g} + {cached:g} at a "
+                f"batch of {batch:g} is not a request"
+            )
+        if self.step_time is None:
+            return self.decode_at(batch).occupancy(output_tokens)
+        steps = output_tokens - 1.0
+        # Decode k of output − 1 finds new + cached + k − 1 tokens computed; the step is smooth in
+        # context, so the mean context stands for them.
+        context = new + cached + max(0.5 * output_tokens - 1.0, 0.0)
+        low, high = math.floor(batch), math.ceil(batch)
+        at_low = self.step_time.seconds(decodes=low, decode_context=low * context)
+        at_high = self.step_time.seconds(decodes=high, decode_context=high * context)
+        return steps * (at_low + (batch - low) * (at_high - at_low))
+
+    def sequence_bytes(self, new: float, output_tokens: float = 0.0) -> float:
+        """Bytes that one active request holds of its own at its end (Theory H12).
+
+        ``new`` prompt tokens (the reused ones are shared) and the generated ones but the last,
+        which is never written to the cache, in whole blocks where the block size is known.
+
+        Raises :class:`CalibrationError` when the record has no κ.
+        """
+        kappa = self.memory.kappa
+        if kappa is None:
+            raise CalibrationError("memory: this calibration has no bytes per token")
+        tokens = new + max(output_tokens - 1.0, 0.0)
+        size = self.memory.block_size or 1
+        return math.ceil(tokens / size) * size * kappa
 
     def prefill_or_raise(self) -> Prefill:
         """g(n | h); raises :class:`CalibrationError` when the record has none."""

@@ -1,0 +1,188 @@
+"""Measure: the whole calibration of one started engine, from its first request to its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibration import facts as known
+from calibration.derive import (
+    concurrency_records,
+    decode_models,
+    drift,
+    kappa,
+    prefill_points,
+    reference_estimate,
+)
+from calibration.design import DESIGNS, Effort, longest_prompt, usable_blocks
+from calibration.fit import fit_prefill
+from calibration.journal import Journal
+from calibration.record import Calibration, MemoryRecord, Source
+from calibration.stages import Progress, Stages, sequence_reference
+from calibration.steps import fit_steps, step_rows
+from cluster.engines.base import Engine, EngineFacts
+from cluster.engines.step_log import read_steps
+
+FALLBACK = "fallback"
+
+
+async def calibrate(
+    engine: Engine,
+    facts: EngineFacts,
+    *,
+    effort: Effort = "quick",
+    seed: int = 0,
+    progress: Progress | None = None,
+    max_prompt: int | None = None,
+    profiles: Mapping[str, Sequence[np.ndarray]] | None = None,
+    reference: tuple[int, int] | None = None,
+    resume_dir: str | Path | None = None,
+) -> Calibration:
+    """Measure g(n | h), step time, decode, κ, m_run and c_s on a started, idle engine.
+
+    Runs in the process that owns the engine and leaves the engine's pins as they were. The
+    unloaded prefill counts from the engine's queued stamp to the first token in this process,
+    each request finding the engine idle.
+
+    Parameters
+    ----------
+    effort
+        ``quick`` (about a minute on a small model), ``full`` (about a quarter of an hour),
+        ``check`` (the least that can be compared with an earlier record).
+    seed
+        Of prompts and orders.
+    progress
+        Called with (stage, done, total).
+    max_prompt
+        Longest prompt of the grid, tokens; absent: what the engine and half its pool hold.
+    profiles
+        Name -> token chains that a replica of the profile pins; c_s is measured with them pinned.
+        Absent: one profile that pins nothing.
+    reference
+        (prompt, output) tokens of the request that m_run and c_s speak of; absent: a quarter of
+        the longest prompt.
+    resume_dir
+        Folder of the journal; a run that was killed goes on from what it holds.
+
+    Raises
+    ------
+    CalibrationError
+        The engine is too small to calibrate, or ``resume_dir`` holds something else.
+    EngineError
+        The engine failed.
+    """
+    design = DESIGNS[effort]
+    longest = longest_prompt(facts, max_prompt)
+    profiles = profiles or {FALLBACK: []}
+    header = {
+        "schema_version": 1,
+        "engine": facts.name,
+        "model": facts.model,
+        "device": facts.device,
+        "num_blocks": facts.num_blocks,
+        "block_size": facts.block_size,
+        "max_sequences": facts.max_sequences,
+        "token_budget": facts.token_budget,
+        "effort": effort,
+        "seed": seed,
+        "longest": longest,
+        "profiles": {name: [len(c) for c in chains] for name, chains in profiles.items()},
+    }
+    journal = Journal(resume_dir, header)
+    before = known.environment()
+    started = time.perf_counter()
+    try:
+        stages = Stages(
+            engine, facts, design, journal, seed=seed, longest=longest, progress=progress
+        )
+        room = usable_blocks(facts) * facts.block_size
+        reference = reference or sequence_reference(facts, longest, room)
+        await stages.warm_up()
+        try:
+            await stages.pin_chain()
+            await stages.prefill()
+            await stages.decode()
+            await stages.mix()
+        finally:
+            await stages.unpin_chain()
+        await stages.concurrency(profiles, reference)
+        await engine.forget()
+        seconds = time.perf_counter() - started
+        return _record(engine, facts, journal, seed, effort, reference, before, seconds)
+    finally:
+        journal.close()
+
+
+def _record(
+    engine: Engine,
+    facts: EngineFacts,
+    journal: Journal,
+    seed: int,
+    effort: Effort,
+    reference: tuple[int, int],
+    before: dict[str, Any],
+    seconds: float,
+) -> Calibration:
+    points, rounds, missed = prefill_points(journal.samples("prefill"))
+    notes = [
+        "prefill: from the engine's queued stamp to the first token in the caller's process, "
+        "each request finding the engine idle; medians are fitted, every sample is kept",
+        f"m_run and c_s: requests of {reference[0]} new prompt tokens and {reference[1]} output "
+        "tokens",
+    ]
+    if missed:
+        notes.append(
+            f"{missed} prefill samples hit another depth of the cache than intended; they count "
+            "under what the engine reported"
+        )
+    step_time, fits = None, []
+    windows = [(w["first"], w["last"]) for w in journal.samples("window")]
+    if windows and engine.placement.step_log:
+        rows = step_rows(read_steps(engine.placement.step_log), windows)
+        step_time, report = fit_steps(rows, seed=seed)
+        fits.append(report)
+    else:
+        notes.append("this engine writes no step log: there is no step time in this record")
+    block_bytes = facts.block_size * facts.bytes_per_token
+    pool_bytes = usable_blocks(facts) * block_bytes
+    submits = [s["submit"] for s in journal.samples("prefill")]
+    return Calibration(
+        source=Source(
+            kind="emulated" if facts.clock == "emulated" else "measured",
+            tool="testbed",
+            tool_version=known.code_version(),
+            notes=tuple(notes),
+        ),
+        engine=known.engine_facts(facts),
+        model=known.model_facts(facts),
+        device=known.device_facts(facts),
+        prefill=fit_prefill(points, rounds, seed=seed),
+        prefill_points=tuple(points),
+        step_time=step_time,
+        memory=MemoryRecord(
+            pool_bytes=pool_bytes or None,
+            kappa_nominal=facts.bytes_per_token or None,
+            kappa_measured=kappa(journal.samples("pin"), block_bytes),
+            block_size=facts.block_size,
+            num_blocks=usable_blocks(facts),
+            source="the engine's own pool: blocks that requests can take",
+        ),
+        m_run=reference_estimate(journal, block_bytes),
+        c_s=concurrency_records(journal, block_bytes, pool_bytes, facts.max_sequences),
+        decode=decode_models(journal.samples("decode"), seed=seed),
+        fits=tuple(fits),
+        environment={**before, "load_average_after": known.environment()["load_average"]},
+        extra={
+            "effort": effort,
+            "seed": seed,
+            "seconds": seconds,
+            "resumed_samples": journal.resumed,
+            "reference": {"new": reference[0], "output": reference[1]},
+            "submit_overhead": float(np.median(submits)) if submits else None,
+            "drift": drift(points, rounds),
+        },
+    )

@@ -1,0 +1,368 @@
+"""Stages: what is asked of the engine, in which order, and what is kept of its answers.
+
+A stage reads what the journal holds of it, measures what is missing and journals each sample at
+once. It computes nothing: that is left to the fits, which see resumed and fresh samples alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from calibration.design import (
+    Design,
+    cached_depth,
+    decode_batches,
+    prefill_grid,
+    usable_blocks,
+)
+from calibration.fit import is_tight
+from calibration.journal import Journal
+from calibration.prompts import Prompts
+from cluster.engines.base import Engine, EngineFacts, Generation
+from cluster.engines.step_log import STEP_COLUMNS
+from testbed.seeds import generator
+
+Progress = Callable[[str, int, int], None]
+CHAIN = "calibration chain"
+POLL = 2e-3
+"""s between two looks at the engine's load where no step log counts for us."""
+
+
+class Stages:
+    """The stages of one calibration on one started engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        facts: EngineFacts,
+        design: Design,
+        journal: Journal,
+        *,
+        seed: int,
+        longest: int,
+        progress: Progress | None = None,
+    ) -> None:
+        self.engine = engine
+        self.facts = facts
+        self.design = design
+        self.journal = journal
+        self.seed = seed
+        self.longest = longest
+        self.chain = np.zeros(0, dtype=np.int32)
+        self._progress = progress or (lambda *_: None)
+        self._requests = 0
+        # A resumed journal must not see its prompts again: they would be in no cache now, but
+        # the numbers of a continued run should not depend on where it was cut.
+        self._prompts = Prompts(seed, facts.vocabulary, "prompts", journal.resumed)
+
+    # -- helpers --
+
+    async def _generate(self, tokens: np.ndarray, output_tokens: int) -> Generation:
+        self._requests += 1
+        name = f"calibration-{self.seed}-{self.journal.resumed}-{self._requests}"
+        return await self.engine.generate(name, tokens, output_tokens)
+
+    async def _alone(self, tokens: np.ndarray, output_tokens: int = 1) -> Generation:
+        """A request that finds the engine idle."""
+        await asyncio.sleep(self.design.spacing)
+        return await self._generate(tokens, output_tokens)
+
+    def _rows(self) -> int:
+        path = self.engine.placement.step_log
+        if not path or not Path(path).exists():
+            return 0
+        return Path(path).stat().st_size // (8 * len(STEP_COLUMNS))
+
+    @asynccontextmanager
+    async def _window(self, stage: str):
+        """Journal which rows of the step log belong to what is measured inside."""
+        first = self._rows()
+        yield
+        last = self._rows()
+        if last > first:
+            self.journal.add("window", of=stage, first=first, last=last)
+
+    async def _used_blocks(self) -> float:
+        load = await self.engine.load()
+        return load.kv_usage * usable_blocks(self.facts)
+
+    # -- stages --
+
+    async def warm_up(self) -> None:
+        """Run the engine's lazy initialisation off the record."""
+        self._progress("warm-up", 0, 1)
+        for n in (64, 64, min(512, self.longest), 64):
+            await self._generate(self._prompts.cold(n), 4)
+        self._progress("warm-up", 1, 1)
+
+    async def pin_chain(self) -> None:
+        """Pin the chain that cached points share; what the pool says of it is κ's measurement.
+
+        The chain goes in by thirds, each nested in the next, so that κ is a slope as well as a
+        ratio. Done anew on resume: a restarted engine has forgotten it.
+        """
+        free = usable_blocks(self.facts) - await self._used_blocks()
+        block = self.facts.block_size
+        depth = cached_depth(self.longest, block, int(free) * block)
+        self.chain = Prompts(self.seed, self.facts.vocabulary, "chain").cold(depth)
+        self._progress("memory", 0, 3)
+        for part in (1, 2, 3):
+            tokens = depth * part // 3 // block * block
+            if tokens == 0:
+                continue
+            before = await self._used_blocks()
+            async with self._window("memory"):
+                await self.engine.pin(CHAIN, self.chain[:tokens])
+            blocks = await self._used_blocks() - before
+            self.journal.add("pin", tokens=tokens, blocks=blocks)
+            if part < 3:
+                await self.engine.unpin(CHAIN)
+            self._progress("memory", part, 3)
+
+    async def unpin_chain(self) -> None:
+        if len(self.chain):
+            await self.engine.unpin(CHAIN)
+            self.chain = self.chain[:0]
+
+    async def prefill(self) -> None:
+        """g(n | h) alone on the engine: passes over the grid, each in an order of its own."""
+        if self.journal.is_done("prefill"):
+            return
+        design = self.design
+        points = prefill_grid(
+            design, self.longest, self.facts.block_size, len(self.chain) + self.longest
+        )
+        points = [p for p in points if p[1] <= len(self.chain)]
+        seen: dict[tuple[int, int], list[float]] = {p: [] for p in points}
+        have = set()
+        for s in self.journal.samples("prefill"):
+            point = tuple(s["point"])
+            seen[point].append(s["seconds"])
+            have.add((s["round"], point))
+        deadline = time.perf_counter() + design.prefill_budget
+        for r in range(design.most_rounds):
+            late = r >= design.least_rounds
+            todo = [p for p in points if not (late and is_tight(seen[p], design.tight))]
+            if not todo:
+                break
+            order = generator(self.seed, "calibration", "order", r).permutation(len(points))
+            async with self._window("prefill"):
+                for at, point in enumerate(points[i] for i in order):
+                    if late and time.perf_counter() > deadline:
+                        break
+                    if point in todo and (r, point) not in have:
+                        seen[point].append(await self._prefill_once(point, r))
+                    self._progress(
+                        "prefill", r * len(points) + at + 1, design.most_rounds * len(points)
+                    )
+            if r + 1 >= design.least_rounds and time.perf_counter() > deadline:
+                break
+        self._progress(
+            "prefill", design.most_rounds * len(points), design.most_rounds * len(points)
+        )
+        self.journal.done("prefill")
+
+    async def _prefill_once(self, point: tuple[int, int], r: int) -> float:
+        new, cached = point
+        prompt = self._prompts.after(self.chain, cached, new)
+        g = await self._alone(prompt)
+        start = g.received if g.queued is None else g.queued
+        seconds = g.first_token - start
+        self.journal.add(
+            "prefill",
+            point=point,
+            round=r,
+            new=len(prompt) - g.cached_tokens,
+            cached=g.cached_tokens,
+            seconds=seconds,
+            submit=start - g.received,
+            at=g.received,
+        )
+        return seconds
+
+    async def decode(self) -> None:
+        """Occupancy after the first token, by batch, context and tokens generated."""
+        if self.journal.is_done("decode"):
+            return
+        design, facts = self.design, self.facts
+        room = (usable_blocks(facts) - await self._used_blocks()) * facts.block_size
+        cases = [
+            (batch, context, output, repeat)
+            for repeat in range(design.decode_repeats)
+            for batch in decode_batches(facts.max_sequences)
+            for context in design.decode_contexts
+            for output in design.decode_outputs
+            # Long contexts cost a prefill each: few batches and one length are enough for them.
+            if (context == design.decode_contexts[0] or (repeat == 0 and output > 9))
+            and batch * (context + output + facts.block_size) <= room
+            and context + output <= facts.max_model_len
+        ]
+        have = {
+            (s["batch"], s["context"], s["output"], s["repeat"])
+            for s in self.journal.samples("decode")
+        }
+        order = generator(self.seed, "calibration", "decode").permutation(len(cases))
+        for at, i in enumerate(order):
+            batch, context, output, repeat = cases[i]
+            if cases[i] not in have:
+                await asyncio.sleep(design.spacing)
+                prompts = [self._prompts.cold(context) for _ in range(batch)]
+                async with self._window("decode"):
+                    served = await asyncio.gather(*(self._generate(p, output) for p in prompts))
+                self.journal.add(
+                    "decode",
+                    batch=batch,
+                    context=context,
+                    output=output,
+                    repeat=repeat,
+                    seconds=_undisturbed(served),
+                )
+            self._progress("decode", at + 1, len(cases))
+        self.journal.done("decode")
+
+    async def mix(self) -> None:
+        """A closed loop of mixed requests: prefills beside decodes, as a busy engine has them."""
+        if self.journal.is_done("mix"):
+            return
+        design, facts = self.design, self.facts
+        draw = generator(self.seed, "calibration", "mix")
+        longest = min(2048, self.longest - 24)
+        deadline = time.perf_counter() + design.mix_budget
+        served = 0
+
+        async def client() -> None:
+            nonlocal served
+            while served < design.mix_least or time.perf_counter() < deadline:
+                new = round(SHORT * (longest / SHORT) ** draw.random())
+                deep = int(min(len(self.chain), longest - new) * draw.random())
+                cached = deep // facts.block_size * facts.block_size if draw.random() < 0.5 else 0
+                output = int(draw.geometric(1 / 16))
+                await self._generate(
+                    self._prompts.after(self.chain, max(cached, 0), new), min(output, 64)
+                )
+                # Clients at rest let the number present vary.
+                await asyncio.sleep(float(draw.exponential(0.02)))
+                served += 1
+                self._progress("mix", served, max(design.mix_least, served))
+
+        room = (usable_blocks(facts) - await self._used_blocks()) * facts.block_size
+        clients = max(1, min(facts.max_sequences, int(room) // (longest + 64)))
+        async with self._window("mix"):
+            await asyncio.gather(*(client() for _ in range(clients)))
+        self.journal.done("mix")
+
+    async def concurrency(
+        self, profiles: Mapping[str, Sequence[np.ndarray]], reference: tuple[int, int]
+    ) -> None:
+        """c_s, m_run and B_s of each profile: pin it, then send more than can run together."""
+        for at, (name, chains) in enumerate(profiles.items()):
+            stage = f"concurrency/{name}"
+            if not self.journal.is_done(stage):
+                await self._concurrency(stage, name, chains, reference)
+                self.journal.done(stage)
+            self._progress("concurrency", at + 1, len(profiles))
+
+    async def _concurrency(
+        self, stage: str, name: str, chains: Sequence[np.ndarray], reference: tuple[int, int]
+    ) -> None:
+        before = await self._used_blocks()
+        pinned: list[str] = []
+        try:
+            for i, chain in enumerate(chains):
+                if len(chain) >= self.facts.block_size:
+                    await self.engine.pin(f"calibration {name} {i}", chain)
+                    pinned.append(f"calibration {name} {i}")
+            base = await self._used_blocks()
+            self.journal.add(
+                stage,
+                pinned_blocks=base - before,
+                pinned_tokens=sum(
+                    len(c) // self.facts.block_size * self.facts.block_size for c in chains
+                ),
+            )
+            new, output = reference
+            ceiling = self.facts.max_sequences
+            calm = await self._burst(stage, base, ceiling + 2, new, output)
+            if not calm:
+                # The pool gave way to growing sequences: look for the most that run undisturbed.
+                low, high = 0, ceiling + 1
+                while high - low > 1:
+                    k = (low + high) // 2
+                    fits = await self._burst(stage, base, k, new, output)
+                    low, high = (k, high) if fits else (low, k)
+        finally:
+            for pin in pinned:
+                await self.engine.unpin(pin)
+
+    async def _burst(self, stage: str, base: float, size: int, new: int, output: int) -> bool:
+        """Send ``size`` requests at once; whether none was preempted."""
+        await asyncio.sleep(self.design.spacing)
+        first = self._rows()
+        preempted = (await self.engine.load()).preemptions
+        seen: list[tuple[int, int, float]] = []
+
+        async def watch() -> None:
+            while True:
+                load = await self.engine.load()
+                seen.append((load.running, load.waiting, load.kv_usage))
+                await asyncio.sleep(POLL)
+
+        watcher = asyncio.create_task(watch())
+        try:
+            prompts = [self._prompts.cold(new) for _ in range(size)]
+            await asyncio.gather(*(self._generate(p, output) for p in prompts))
+        finally:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+        preempted = (await self.engine.load()).preemptions - preempted
+        last = self._rows()
+        if last > first:
+            log = np.fromfile(self.engine.placement.step_log, offset=8 * len(STEP_COLUMNS) * first)
+            table = log[: (last - first) * len(STEP_COLUMNS)].reshape(-1, len(STEP_COLUMNS))
+            columns = [STEP_COLUMNS.index(c) for c in ("running", "waiting", "kv_usage")]
+            seen = [(int(a), int(b), float(c)) for a, b, c in table[:, columns]]
+            self.journal.add("window", of="concurrency", first=first, last=last)
+        peak = max((s[0] for s in seen), default=0)
+        full = [s for s in seen if s[0] == peak]
+        blocks = max((s[2] for s in full), default=0.0) * usable_blocks(self.facts) - base
+        self.journal.add(
+            stage,
+            size=size,
+            new=new,
+            output=output,
+            running=peak,
+            waiting=min((s[1] for s in full), default=0),
+            blocks=blocks,
+            preemptions=preempted,
+        )
+        return preempted == 0
+
+
+SHORT = 32
+
+
+def _undisturbed(served: Sequence[Generation]) -> list[float]:
+    """Seconds from first to last token of those whose decodes no other's prefill interrupted:
+    the ones that the engine scheduled last."""
+    starts = [g.first_token if g.scheduled is None else g.scheduled for g in served]
+    last = max(starts)
+    return [g.finished - g.first_token for g, s in zip(served, starts, strict=True) if s == last]
+
+
+def sequence_reference(facts: EngineFacts, longest: int, room_tokens: float) -> tuple[int, int]:
+    """(prompt, output) tokens of the request on which m_run and c_s are measured by default.
+
+    A quarter of the longest prompt, at most 1,024; outputs long enough that the first request
+    still runs when the last one has been prefilled (each step of prefills gives the others a
+    token).
+    """
+    new = max(SHORT, min(1024, longest // 4, int(room_tokens) // 2))
+    steps = -(-facts.max_sequences * new // max(1, facts.token_budget))
+    output = min(2 * steps + 16, facts.max_model_len - new)
+    return new, max(1, output)
