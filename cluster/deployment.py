@@ -67,11 +67,14 @@ def replica_profiles(scenario: Scenario, replicas: int) -> list[int]:
 
 
 def replica_spec(scenario: Scenario, profile: Profile) -> EngineSpec:
-    """The engine of one profile's replicas: its own kind, its c_s, a pool of M bytes."""
+    """The engine of one profile's replicas: its own kind, a pool of M bytes.
+
+    c_s is not forced on the engine: the pool less what is pinned is what bounds it, as A9 says.
+    """
     spec = scenario.engine
     if spec is None:
         raise ScenarioError("engine: a run needs this section")
-    changes: dict[str, Any] = {"max_sequences": scenario.concurrency(profile)}
+    changes: dict[str, Any] = {}
     if profile.engine is not None:
         changes["name"] = profile.engine
     if spec.num_blocks is None and spec.device is None:
@@ -212,6 +215,69 @@ class Deployment:
         )
 
     # -- profiles --
+
+    def adopt(self, scenario: Scenario) -> None:
+        """Serve another scenario with the replicas that stand: same engine, same replica counts.
+
+        Profiles may hold other prefixes, under other names, as long as nothing is pinned.
+
+        Raises
+        ------
+        ScenarioError
+            The scenario needs other replicas than those that run.
+        """
+        import ray
+
+        if scenario.engine != self.scenario.engine:
+            raise ScenarioError("engine: not the engine of the running replicas")
+        if replica_profiles(scenario, len(self.nodes)) != self._profiles:
+            raise ScenarioError("profiles[*].fraction: other replica counts than those that run")
+        if self._chains and scenario.profiles != self.scenario.profiles:
+            raise ScenarioError("profiles: the running replicas have pinned other profiles")
+        self.scenario = scenario
+        ray.get(
+            [
+                n.actor.adopt.remote(
+                    scenario.profiles[n.profile].name,
+                    scenario.prefill,
+                    scenario.routing.telemetry_window,
+                )
+                for n in self.nodes
+            ]
+        )
+
+    def measure(
+        self,
+        job: Callable[..., Any],
+        *,
+        progress: Callable[[str, int, int], None] = lambda *_: None,
+        each: Callable[[int], dict[str, Any]] = lambda _: {},
+        **options: Any,
+    ) -> list[Any]:
+        """Run ``job(engine, facts, …)`` on every replica at once; one result per node.
+
+        Parameters
+        ----------
+        each : options that differ between nodes, by node id
+        progress : (stage, done, total) of the first node, polled twice a second
+
+        Raises
+        ------
+        EngineError
+            A job ended with one of the testbed's own errors.
+        """
+        import ray
+
+        replies = [n.actor.measure.remote(job, **{**options, **each(n.id)}) for n in self.nodes]
+        pending = replies
+        while pending:
+            _, pending = ray.wait(pending, num_returns=len(pending), timeout=0.5)
+            progress(*ray.get(self.nodes[0].actor.progress.remote()))
+        results = ray.get(replies)
+        for result in results:
+            if isinstance(result, dict) and "error" in result:
+                raise EngineError(result["error"])
+        return list(results)
 
     def pin(self, stream: RequestStream) -> None:
         """Pin on every node its profile's chains, replacing nothing: call once per deployment."""

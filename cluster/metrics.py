@@ -64,36 +64,52 @@ class RouterMetrics(_Exporter):
 
 
 class ReplicaMetrics(_Exporter):
-    """What one replica sees of its engine."""
+    """What one replica sees of its engine; ``profile`` labels every figure."""
 
     def __init__(self, profile: str) -> None:
         super().__init__()
-        self._profile = profile
+        self.profile = profile
 
         def gauge(name: str, text: str) -> Gauge:
-            metric = Gauge(name, text, ["profile"], registry=self.registry)
-            return metric.labels(profile)
+            return Gauge(name, text, ["profile"], registry=self.registry)
 
-        self.running = gauge("testbed_engine_running_requests", "Sequences in the running batch")
-        self.waiting = gauge("testbed_engine_waiting_requests", "Sequences waiting for admission")
-        self.kv_usage = gauge("testbed_engine_kv_usage_ratio", "Share of KV blocks in use")
-        self.pinned = gauge("testbed_engine_pinned_tokens", "Tokens of pinned prefixes")
-        self.requests = Counter(
+        def seconds(name: str, text: str) -> Histogram:
+            return Histogram(name, text, ["profile"], buckets=SECONDS, registry=self.registry)
+
+        self._running = gauge("testbed_engine_running_requests", "Sequences in the batch")
+        self._waiting = gauge("testbed_engine_waiting_requests", "Sequences not yet admitted")
+        self._kv_usage = gauge("testbed_engine_kv_usage_ratio", "Share of KV blocks in use")
+        self._pinned = gauge("testbed_engine_pinned_tokens", "Tokens of pinned prefixes")
+        self._requests = Counter(
             "testbed_engine_requests", "Requests by how they ended", ["profile", "ending"],
             registry=self.registry,
         )  # fmt: skip
-        self.cached = Counter(
+        self._cached = Counter(
             "testbed_engine_cached_tokens", "Prompt tokens served from cache", ["profile"],
             registry=self.registry,
-        ).labels(profile)  # fmt: skip
-        self.wait = Histogram(
-            "testbed_engine_wait_seconds", "Excess delay: TTFT beyond the unloaded prefill",
-            ["profile"], buckets=SECONDS, registry=self.registry,
-        ).labels(profile)  # fmt: skip
-        self.ttft = Histogram(
-            "testbed_engine_ttft_seconds", "Time to first token at the engine", ["profile"],
-            buckets=SECONDS, registry=self.registry,
-        ).labels(profile)  # fmt: skip
+        )  # fmt: skip
+        self._wait = seconds(
+            "testbed_engine_wait_seconds", "Excess delay: TTFT beyond the unloaded prefill"
+        )
+        self._ttft = seconds("testbed_engine_ttft_seconds", "Time to first token at the engine")
+
+    def relabel(self, profile: str) -> None:
+        """Export under another profile's name from now on."""
+        self.profile = profile
+
+    def load(self, running: int, waiting: int, kv_usage: float) -> None:
+        self._running.labels(self.profile).set(running)
+        self._waiting.labels(self.profile).set(waiting)
+        self._kv_usage.labels(self.profile).set(kv_usage)
+
+    def pinned(self, tokens: int) -> None:
+        self._pinned.labels(self.profile).set(tokens)
+
+    def served(self, ttft: float, wait: float, cached: int) -> None:
+        self.ended("completed")
+        self._cached.labels(self.profile).inc(cached)
+        self._ttft.labels(self.profile).observe(ttft)
+        self._wait.labels(self.profile).observe(wait)
 
     def ended(self, ending: str) -> None:
-        self.requests.labels(self._profile, ending).inc()
+        self._requests.labels(self.profile, ending).inc()

@@ -103,8 +103,15 @@ class Replica:
             usage = (await self._engine.load()).kv_usage - before
         except TestbedError as error:
             return {"error": str(error)}
-        self._metrics.pinned.set(self._pinned)
+        self._metrics.pinned(self._pinned)
         return {"pool_share": usage, "chains": len(chains), "tokens": self._pinned}
+
+    async def adopt(self, profile: str, prefill: Prefill, window: float) -> None:
+        """Take another scenario's name for the profile, its calibration and its window."""
+        self._profile = profile
+        self._prefill = prefill
+        self._waits = WaitWindow(window)
+        self._metrics.relabel(profile)
 
     async def forget(self) -> None:
         """Drop what is cached and not pinned, and what was advertised."""
@@ -170,16 +177,11 @@ class Replica:
         ttft = served.first_token - received
         wait = ttft - float(prefill_time(self._prefill, tokens - cached, cached))
         self._waits.add(served.first_token, wait)
-        self._metrics.ended("completed")
-        self._metrics.cached.inc(cached)
-        self._metrics.ttft.observe(ttft)
-        self._metrics.wait.observe(wait)
+        self._metrics.served(ttft, wait, cached)
 
     async def _status(self) -> dict[str, Any]:
         load = await self._engine.load()
-        self._metrics.running.set(load.running)
-        self._metrics.waiting.set(load.waiting)
-        self._metrics.kv_usage.set(load.kv_usage)
+        self._metrics.load(load.running, load.waiting, load.kv_usage)
         wait, deviation = self._waits.mean_and_deviation(time.perf_counter())
         return {
             "wait": wait,

@@ -8,6 +8,7 @@ turns, at random, in being that nearest node.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from cluster.deployment import Deployment, Node
 from cluster.metrics import RouterMetrics
 from cluster.wire import ReplicaLost
 from testbed.radio import nearest_distances, radio_model
+from testbed.routing.admission import Admission
+from testbed.routing.catalogue import Catalogue, CatalogueEntry, EngineIdentity, candidates
+from testbed.routing.cost import margin, node_costs
 from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario
 from testbed.seeds import generator
@@ -33,13 +37,6 @@ class Choice:
     distance: float
     radio: float
     reusable: float
-
-
-@dataclass
-class _Advertised:
-    wait: float = 0.0
-    deviation: float = 0.0
-    utilisation: float = 0.0
 
 
 class Router:
@@ -76,42 +73,79 @@ class Router:
             scenario.prefill, stream.input_tokens[:, None], stream.reusable
         )
         self._turns = generator(seed, "replicas").random((count, profiles))
-        self._advertised = [_Advertised() for _ in deployment.nodes]
+        spec = scenario.engine
+        assert spec is not None  # a deployment has one
+        self._identity = EngineIdentity(model=spec.model, tokenizer=spec.model)
+        self._admission = Admission.from_scenario(scenario)
+        self._lock = threading.Lock()
+        self._catalogue = Catalogue(tuple(self._entry(n) for n in deployment.nodes))
         self._telemetry: threading.Thread | None = None
         self._stop = threading.Event()
 
     def choose(self, i: int, excluded: set[int]) -> Choice | None:
-        """The node for request ``i``, or ``None`` when no node can take it."""
-        best: tuple[float, int, Node] | None = None
-        for s in range(len(self.scenario.profiles)):
-            nodes = [
-                n
-                for n in self._deployment.nodes
-                if n.profile == s and n.alive and n.id not in excluded
-            ]
-            if not nodes:
-                continue
-            node = nodes[int(self._turns[i, s] * len(nodes))]
-            advertised = self._advertised[node.id]
-            wait = advertised.wait + self.scenario.routing.margin_z * advertised.deviation
-            cost = self._radio[i, s] + float(
-                self._policy.fixed_cost(self._prefill[i, s], np.float64(wait))
-            )
-            if best is None or cost < best[0]:
-                best = (cost, s, node)
+        """The node for request ``i``, or ``None`` when no node can take it (Theory G1-G3)."""
+        catalogue = self._catalogue
+        alive = {n.id: n for n in self._deployment.nodes if n.alive and n.id not in excluded}
+        entries = [e for e in catalogue.entries if e.node in alive]
+        nearest = self._nearest(i, entries, alive)
+        distances = np.array([nearest.get(e.node, np.inf) for e in entries])
+        chosen = candidates(
+            entries,
+            self._identity,
+            distances,
+            self.scenario.routing.candidates_per_profile,
+            excluded,
+        )
+        if not chosen:
+            return None
+        nodes = [alive[entries[k].node] for k in chosen]
+        tiers = [n.profile for n in nodes]
+        costs = node_costs(
+            self._policy,
+            self._radio[i, tiers],
+            self._prefill[i, tiers],
+            np.array([entries[k].wait for k in chosen]),
+            psi=margin(
+                self.scenario.routing.margin_z, np.array([entries[k].wait_sigma for k in chosen])
+            ),
+        )
+        best = self._admission.choose(costs, [entries[k].profile for k in chosen])
         if best is None:
             return None
-        _, s, node = best
+        node = nodes[best]
         return Choice(
             node=node,
-            distance=float(self._distances[i, s]),
-            radio=float(self._radio[i, s]),
-            reusable=float(self._reusable[i, s]),
+            distance=float(self._distances[i, node.profile]),
+            radio=float(self._radio[i, node.profile]),
+            reusable=float(self._reusable[i, node.profile]),
+        )
+
+    def _nearest(
+        self, i: int, entries: list[CatalogueEntry], alive: dict[int, Node]
+    ) -> dict[int, float]:
+        """The replica of each profile that stands for its nearest node, at distance R_s."""
+        by_profile: dict[int, list[int]] = {}
+        for entry in entries:
+            by_profile.setdefault(alive[entry.node].profile, []).append(entry.node)
+        return {
+            nodes[int(self._turns[i, s] * len(nodes))]: float(self._distances[i, s])
+            for s, nodes in by_profile.items()
+        }
+
+    def _entry(self, node: Node, **advertised: float) -> CatalogueEntry:
+        return CatalogueEntry(
+            node=node.id,
+            profile=self.scenario.profiles[node.profile].name,
+            identity=self._identity,
+            stamped=time.perf_counter(),
+            **advertised,
         )
 
     def lost(self, node: Node) -> None:
-        """Take a node out: it is no candidate until it is restarted."""
+        """Take a node out: it is no candidate until it is restarted and advertises again."""
         node.alive = False
+        with self._lock:
+            self._catalogue = self._catalogue.updated(self._entry(node))
 
     # -- telemetry --
 
@@ -136,14 +170,19 @@ class Router:
             if on_lost is not None:
                 on_lost(node)
             return
-        self._advertised[node.id] = _Advertised(
+        profile = self.scenario.profiles[node.profile].name
+        entry = self._entry(
+            node,
             wait=float(status["wait"]),
-            deviation=float(status["deviation"]),
+            wait_sigma=float(status["deviation"]),
             utilisation=float(status["running"]) / max(1, node.facts.max_sequences),
         )
+        with self._lock:
+            self._catalogue = self._catalogue.updated(entry)
+            tier = [e.utilisation for e in self._catalogue.entries if e.profile == profile]
+            self._admission.update(profile, float(np.mean(tier)))
         if self._metrics is not None:
-            name = self.scenario.profiles[node.profile].name
-            self._metrics.advertised_wait.labels(name).set(float(status["wait"]))
+            self._metrics.advertised_wait.labels(profile).set(float(status["wait"]))
 
     def stop_telemetry(self) -> None:
         self._stop.set()

@@ -1,0 +1,166 @@
+"""The three answers to a scenario, and laying them side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli.common import Json, Out, ScenarioFile, Seed, answer, emit, load_scenario, log
+from testbed.errors import ScenarioError
+
+
+def predict(
+    scenario: ScenarioFile,
+    delay_model: Annotated[
+        str | None, typer.Option("--delay-model", help="instead of the scenario's")
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option("--sweep", help="FIELD=from:to:count, any numeric field")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="draw the sweep here (SVG and PNG)")
+    ] = None,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Answer a scenario with the analytical model.
+
+    Example: testbed predict paper-baseline --sweep demand.intensity=1:6:11
+    """
+    from testbed.theory import predict as ask
+
+    question = load_scenario(scenario)
+    if sweep is None:
+        if plot is not None:
+            raise ScenarioError("--plot: draws a sweep; give one with --sweep")
+        answer(ask(question, delay_model=delay_model), as_json, out)
+        return
+    from testbed.cli.sweeps import show_sweep
+
+    show_sweep(question, sweep, delay_model=delay_model, as_json=as_json, plot=plot)
+
+
+def simulate(
+    scenario: ScenarioFile,
+    requests: Annotated[int, typer.Option("--requests", min=1, help="measured requests")] = 100_000,
+    seed: Seed = 0,
+    replications: Annotated[
+        int, typer.Option("--replications", min=1, help="independent runs, a process each")
+    ] = 1,
+    space: Annotated[str | None, typer.Option("--space", help="palm or torus")] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="replications as Ray tasks, not processes")
+    ] = False,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Answer a scenario by discrete events in virtual time."""
+    from contextlib import ExitStack
+
+    from rich.progress import Progress
+
+    from testbed.simulation import simulate as ask
+
+    question = load_scenario(scenario)
+    if space not in (None, "palm", "torus"):
+        raise ScenarioError(f"--space: {space!r} is neither palm nor torus")
+    with ExitStack() as stack:
+        executor = None
+        if ray:
+            from cluster.executor import RayExecutor
+
+            from cluster.session import ray_session
+
+            stack.enter_context(ray_session())
+            executor = stack.enter_context(RayExecutor())
+        bar = stack.enter_context(Progress(console=log(), transient=True))
+        task = bar.add_task("simulating", total=requests * replications)
+        outcome = ask(
+            question,
+            requests=requests,
+            seed=seed,
+            replications=replications,
+            space=space,  # type: ignore[arg-type]
+            executor=executor,
+            progress=lambda n: bar.advance(task, n),
+        )
+    answer(outcome, as_json, out)
+
+
+def run(
+    scenario: ScenarioFile,
+    requests: Annotated[int, typer.Option("--requests", min=1)] = 500,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="folder for scenario, records, step logs and outcome"),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the records in --out")
+    ] = False,
+    bind: Annotated[
+        str, typer.Option("--bind", help="address that replicas listen on")
+    ] = "127.0.0.1",
+    metrics_port: Annotated[
+        int | None, typer.Option("--metrics-port", min=1, max=65535, help="on loopback")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Answer a scenario on real engines: Ray replicas, pinned profiles, open-loop replay."""
+    from cluster.experiment import run_scenario
+    from cluster.progress import replay_progress
+
+    question = load_scenario(scenario)
+    if resume and out is None:
+        raise ScenarioError("--resume: needs --out")
+    console = log()
+    with replay_progress(console, question.name) as bar:
+        outcome = run_scenario(
+            question,
+            requests=requests,
+            seed=seed,
+            out=out,
+            resume=resume,
+            bind=bind,
+            metrics_port=metrics_port,
+            say=lambda line: console.print(line, style="dim"),
+            progress=bar,
+        )
+    answer(outcome, as_json)
+    if not outcome.valid:
+        console.print(f"invalid: {outcome.invalid_reason}", style="red")
+
+
+def compare(
+    outcomes: Annotated[list[Path], typer.Argument(metavar="OUTCOME...", help="JSON files")],
+    report: Annotated[
+        Path | None, typer.Option("--report", help="write a self-contained HTML page here")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Lay outcomes side by side: predicted, simulated, measured, with their intervals."""
+    from testbed.errors import OutcomeError
+    from testbed.outcome import Outcome
+    from testbed.reporting.compare import compare as lay
+
+    if len(outcomes) < 2:
+        raise OutcomeError("compare: two outcomes or more")
+    comparison = lay([Outcome.load(path) for path in outcomes])
+    if report is not None:
+        from testbed.reporting.report import write_report
+
+        write_report(report, comparison, title="Comparison")
+        log().print(f"report: {report}")
+    if as_json:
+        emit(comparison.to_dict())
+        return
+    from rich.console import Console
+
+    from testbed.reporting.tables import render_comparison
+
+    render_comparison(Console(), comparison)
+
+
+COMMANDS = {"predict": predict, "simulate": simulate, "run": run, "compare": compare}

@@ -1,0 +1,398 @@
+"""The demo: calibrate, predict, run and compare on this machine, from one trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from testbed.cli.common import Json, Seed, emit, log
+from testbed.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from calibration.record import Calibration
+    from cluster.deployment import Deployment
+    from testbed.scenario import EngineSpec, Scenario
+    from testbed.workload.trace import Trace
+
+POLICIES = ("nearest", "prefix_only", "load_aware")
+LOADS = (0.35, 0.65)
+"""Share of time that the busiest node would compute, one request at a time, under ``nearest``."""
+RADIO = {"model": "power_law", "xi": 0.05, "alpha": 2.0}
+POOL_BLOCKS = 640
+PINNED_SHARE = 0.4
+"""Most of the pool that a profile may pin."""
+MEAN_PROMPT_TOKENS = 700
+"""A trace is scaled down to about this mean prompt, so that a small machine can prefill it."""
+OUTPUT_TOKENS = 8
+
+
+def demo(
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="trace file; absent: a seeded workload")
+    ] = None,
+    engine: Annotated[str, typer.Option("--engine", help="vllm, sglang or emulated")] = "vllm",
+    model: Annotated[
+        str, typer.Option("--model", help="preset, directory or hub name")
+    ] = "tiny-llama",
+    device: Annotated[
+        str | None, typer.Option("--device", help="device-time profile (real scheduler, no GPU)")
+    ] = None,
+    token_scale: Annotated[
+        float | None, typer.Option("--token-scale", help="tokens kept of each trace token")
+    ] = None,
+    arrivals: Annotated[
+        str, typer.Option("--arrivals", help="verbatim, jitter, poisson or gamma")
+    ] = "poisson",
+    output_tokens: Annotated[
+        int | None,
+        typer.Option("--output-tokens", min=0, help="fix generated tokens; 0: the trace's own"),
+    ] = OUTPUT_TOKENS,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=5, help="length of each of the six runs")
+    ] = 28.0,
+    gpus_per_replica: Annotated[float, typer.Option("--gpus-per-replica", min=0)] = 0.0,
+    replicas: Annotated[int, typer.Option("--replicas", min=2)] = 2,
+    seed: Seed = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="new folder; default out/demo-TIME")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Everything on this machine: calibrate, predict, run, compare; ends with report.html.
+
+    Two replicas of a real engine stand for an area with one profile each; three policies at two
+    loads are predicted before they are measured. Takes about seven minutes on two cores.
+    """
+    from cluster.session import ray_session
+    from testbed.scenario import EngineSpec, WorkloadSpec
+
+    console = log()
+    folder = _new_folder(out)
+    try:
+        options: dict[str, Any] = {"arrivals": arrivals, "output_tokens": output_tokens or None, "seed": seed}
+        if token_scale is not None:
+            options["token_scale"] = token_scale
+        spec = EngineSpec.model_validate(
+            {
+                "name": engine,
+                "model": model,
+                "replicas": replicas,
+                "device": device,
+                "gpus_per_replica": gpus_per_replica,
+                "max_model_len": 4096 if model == "tiny-llama" else 32768,
+                "num_blocks": POOL_BLOCKS if model == "tiny-llama" and device is None else None,
+            }
+        )
+        workload = WorkloadSpec.model_validate(options)
+    except ValueError as error:
+        raise ScenarioError(f"demo: {error}") from None
+    source, workload = _workload(trace, workload, spec, folder, seed)
+    console.print(f"[bold]demo[/] in {folder}: {len(source)} requests of {workload.trace}")
+    with ray_session() as cluster:
+        console.print(f"using {cluster}", style="dim")
+        comparison = Demo(spec, source, workload, folder, seed, seconds, console).run()
+    console.print(f"[bold]report:[/] {folder / 'report.html'}")
+    if as_json:
+        emit(comparison.to_dict())
+        return
+    from rich.console import Console
+
+    from testbed.reporting.tables import render_comparison
+
+    render_comparison(Console(), comparison)
+
+
+class Demo:
+    """One demo from started replicas to report; ``run`` once."""
+
+    def __init__(
+        self,
+        engine: EngineSpec,
+        trace: Trace,
+        workload: Any,
+        folder: Path,
+        seed: int,
+        seconds: float,
+        console: Any,
+    ) -> None:
+        self._engine = engine
+        self._trace = trace
+        self._workload = workload
+        self._folder = folder
+        self._seed = seed
+        self._seconds = seconds
+        self._console = console
+        self._outcomes: list[Any] = []
+        self._speeds: list[dict[str, Any]] = []
+
+    def run(self) -> Any:
+        """Calibrate, predict, run, check the machine's speed, compare, report."""
+        from cluster.deployment import deployed
+        from cluster.experiment import stream_of
+        from testbed.outcome import dump_json, write_atomically
+        from testbed.reporting.compare import compare
+        from testbed.reporting.report import write_report
+
+        with deployed(
+            self._bootstrap(),
+            progress=lambda line: self._console.print(f"{line} …", style="dim"),
+            log_dir=self._folder,
+            seed=self._seed,
+        ) as nodes:
+            calibrations = self._calibrate(nodes)
+            scenario = self._scenario(calibrations[0])
+            nodes.adopt(scenario)
+            nodes.pin(stream_of(scenario, 1.0, 10, self._seed))
+            self._check_speed(nodes, calibrations, "before")
+            questions = self._questions(scenario)
+            self._predict(questions, calibrations[0])
+            for k, (load, question) in enumerate(questions):
+                self._measure(nodes, load, question)
+                if k == len(questions) // 2 - 1:
+                    self._check_speed(nodes, calibrations, "between")
+            self._check_speed(nodes, calibrations, "after")
+        self._state_drift()
+        comparison = compare(self._outcomes)
+        write_atomically(self._folder / "comparison.json", dump_json(comparison.to_dict()))
+        write_report(
+            self._folder / "report.html",
+            comparison,
+            title=f"Demo: {self._engine.name} serving {self._engine.model}",
+            calibration=calibrations[0].model_dump(mode="json", exclude_none=True),
+        )
+        return comparison
+
+    # -- before anything is known of the engine --
+
+    def _bootstrap(self) -> Scenario:
+        """The engine alone, with placeholders that :meth:`_scenario` replaces."""
+        from testbed.scenario import Scenario
+
+        names = ("fallback", "deep")
+        return Scenario.from_dict(
+            {
+                "name": "demo",
+                "radio": RADIO,
+                "nodes": {"density": 1.0},
+                "demand": {"intensity": 1.0},
+                "prefill": {"linear": 1e-4},
+                "memory": {"capacity": 1e12, "per_sequence": 1e9, "per_token": 1.0},
+                "requests": [{"name": "any", "probability": 1.0, "tokens": 1}],
+                "profiles": [
+                    {"name": n, "fraction": 0.5, "persistent_bytes": 0, "reusable": {"any": 0}}
+                    for n in names
+                ],
+                "engine": self._engine.model_dump(exclude_none=True),
+            },
+            "demo",
+        )
+
+    # -- steps --
+
+    def _calibrate(self, nodes: Deployment) -> list[Calibration]:
+        from rich.progress import Progress
+
+        from calibration.measure import calibrate
+
+        longest = int(self._lengths().max())
+        reference = (int(self._lengths().mean()), int(self._outputs().mean()))
+        with Progress(console=self._console, transient=True) as bar:
+            task = bar.add_task("calibrating", total=None)
+
+            def show(stage: str, done: int, total: int) -> None:
+                bar.update(task, description=f"calibrating: {stage}", completed=done, total=total)
+
+            records = nodes.measure(
+                calibrate,
+                progress=show,
+                each=lambda i: {"seed": self._seed + 1000 * (i + 1)},
+                effort="quick",
+                max_prompt=min(longest, self._engine.max_model_len - 64),
+                reference=reference,
+            )
+        for i, record in enumerate(records):
+            name = "calibration.json" if i == 0 else f"calibration-replica-{i}.json"
+            record.save(self._folder / name)
+        return records
+
+    def _scenario(self, calibration: Calibration) -> Scenario:
+        """Profiles and types from the trace, coefficients from the calibration."""
+        from testbed.scenario import Memory
+        from testbed.workload.derivation import derive
+
+        record = calibration.memory
+        if calibration.prefill is None or record.kappa is None or record.pool_bytes is None:
+            raise ScenarioError("calibration: without prefill, κ or pool there is no scenario")
+        sequence = calibration.m_run
+        if sequence is None:
+            raise ScenarioError("calibration: without m_run there is no scenario")
+        memory = Memory(
+            capacity=record.pool_bytes, per_sequence=sequence.value, per_token=record.kappa
+        )
+        room = memory.capacity - memory.per_sequence
+        derivation = derive(
+            self._trace,
+            prefill=calibration.prefill.coefficients,
+            memory=memory,
+            radio=RADIO,
+            budget=min(PINNED_SHARE * memory.capacity, room),
+            profiles=2,
+            types=4,
+            name="demo",
+            engine=self._engine,
+            workload=self._workload,
+            decode_seconds=lambda n: calibration.occupancy(max(n, 1.0)),
+            intensity=1.0,
+            seed=self._seed,
+        )
+        self._loss = derivation.clusters.loss
+        scenario = derivation.scenario
+        if len(scenario.profiles) != 2:
+            raise ScenarioError(
+                f"{self._workload.trace}: no shared prefix fits in "
+                f"{PINNED_SHARE * memory.capacity:.3g} bytes: there is no deep profile to place"
+            )
+        return scenario
+
+    def _questions(self, scenario: Scenario) -> list[tuple[float, Scenario]]:
+        """Three policies at each load, the intensity set by the busiest node under ``nearest``."""
+        from testbed.theory import predict
+
+        nearest = predict(scenario.replace(policy="nearest"))
+        busy = [tier.arrival_rate / tier.service_rate for tier in nearest.tiers.values()]
+        per_intensity = max(busy) / scenario.demand.intensity
+        questions = []
+        for load in LOADS:
+            for policy in POLICIES:
+                asked = scenario.replace(policy=policy, name=f"demo at load {load:g}")
+                questions.append((load, asked.with_field("demand.intensity", load / per_intensity)))
+        return questions
+
+    def _predict(self, questions: list[tuple[float, Scenario]], calibration: Calibration) -> None:
+        """Every prediction is on disk before the first measurement starts."""
+        from testbed.theory import predict
+        from testbed.theory.delay import DELAY_MODELS
+
+        for load, question in questions:
+            path = self._folder / f"scenario-{load:g}-{question.policy}.yaml"
+            path.write_text(question.to_yaml(), encoding="utf-8")
+            for model in DEMO_MODELS:
+                if model not in DELAY_MODELS:
+                    continue
+                outcome = predict(question, delay_model=model, step_time=calibration.step_time)
+                self._keep(outcome, f"predicted-{model}", load)
+
+    def _measure(self, nodes: Deployment, load: float, question: Scenario) -> None:
+        from cluster.experiment import stream_of
+        from cluster.progress import replay_progress
+        from cluster.run import run
+
+        rate = question.demand.intensity * len(nodes.nodes) / question.nodes.density
+        nodes.adopt(question)
+        with replay_progress(self._console, f"load {load:g} {question.policy:12}") as bar:
+            outcome = run(
+                question,
+                nodes,
+                stream_of,
+                requests=max(20, round(rate * self._seconds)),
+                seed=self._seed,
+                records_path=self._folder / f"records-{load:g}-{question.policy}.jsonl",
+                progress=bar,
+            )
+        self._keep(outcome, "measured", load)
+        self._console.print(
+            f"load {load:g} {question.policy:12} TTFT p50 "
+            f"{outcome.ttft.quantiles['0.5'] * 1e3:6.0f} ms, mean {outcome.ttft.mean * 1e3:6.0f} ms"
+        )
+
+    def _check_speed(self, nodes: Deployment, records: list[Calibration], when: str) -> None:
+        from calibration.check import speed_check
+
+        checks = nodes.measure(speed_check, each=lambda i: {"calibration": records[i]})
+        self._speeds.append({"when": when, "replicas": checks})
+
+    def _state_drift(self) -> None:
+        """Put the machine's speed before and after beside every measured outcome."""
+        from testbed.outcome import dump_json, write_atomically
+
+        def speed(check: dict[str, Any]) -> float:
+            replicas = check["replicas"]
+            return sum(r["relative_speed"] for r in replicas) / len(replicas)
+
+        first, last = speed(self._speeds[0]), speed(self._speeds[-1])
+        stated = {
+            "before": first,
+            "after": last,
+            "drift_percent": 100 * (last / first - 1),
+            "checks": self._speeds,
+            "what": "engine speed relative to its calibration, mean over replicas; 1 is as then",
+        }
+        write_atomically(self._folder / "machine-speed.json", dump_json(stated, indent=True))
+        for k, outcome in enumerate(self._outcomes):
+            if outcome.kind == "measured":
+                extra = {**outcome.extra, "machine_speed": stated, "type_loss_tokens": self._loss}
+                self._outcomes[k] = outcome.model_copy(update={"extra": extra})
+
+    # -- small things --
+
+    def _keep(self, outcome: Any, kind: str, load: float) -> None:
+        outcome.save(self._folder / f"{kind}-{load:g}-{outcome.policy}.json")
+        self._outcomes.append(outcome)
+
+    def _scaled(self) -> Any:
+        from testbed.workload.forest import PrefixForest
+        from testbed.workload.scaling import scale_requests
+
+        return scale_requests(
+            self._trace, PrefixForest.of(self._trace), self._workload, self._engine
+        )
+
+    def _lengths(self) -> Any:
+        return self._scaled().input_tokens
+
+    def _outputs(self) -> Any:
+        return self._scaled().output_tokens
+
+
+DEMO_MODELS = ("erlang_c", "mgc", "token_server", "step_chain")
+"""The paper's baseline first; the rest where they are registered."""
+
+
+def _new_folder(out: Path | None) -> Path:
+    from datetime import datetime
+
+    folder = out or Path("out") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    if folder.exists() and any(folder.iterdir()):
+        raise ScenarioError(f"--out: {folder} is not empty; nothing there is overwritten")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _workload(
+    path: Path | None, workload: Any, engine: EngineSpec, folder: Path, seed: int
+) -> tuple[Trace, Any]:
+    """The trace and the workload section that names it, scaled for the machine unless told."""
+    from testbed.workload.readers.own import write_trace
+    from testbed.workload.synthetic import SyntheticSpec, synthetic_trace
+    from testbed.workload.trace import read_trace
+
+    if path is None:
+        path = folder / "workload.jsonl"
+        write_trace(synthetic_trace(SyntheticSpec(seed=seed)), path)
+    trace = read_trace(path)
+    changes: dict[str, Any] = {"trace": str(path)}
+    if workload.token_scale == 1.0 and engine.device is None and engine.gpus_per_replica == 0:
+        mean = float(trace.input_tokens.mean())
+        if mean > MEAN_PROMPT_TOKENS:
+            # Whole engine blocks where that is near: a trace block then fills whole KV blocks.
+            block = trace.block_size or 1
+            kept = max(1, round(block * MEAN_PROMPT_TOKENS / mean / engine.block_size))
+            changes["token_scale"] = min(1.0, kept * engine.block_size / block)
+    if workload.max_tokens is None:
+        changes["max_tokens"] = engine.max_model_len - 64
+    return trace, workload.model_copy(update=changes)
+
+
+COMMANDS = {"demo": demo}

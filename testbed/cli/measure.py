@@ -1,0 +1,5 @@
+"""Calibration, planning, figures, validation, doctor."""
+
+from __future__ import annotations
+
+COMMANDS: dict = {}
