@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -142,10 +143,8 @@ class Link:
         return bytes(parts)
 
     def close(self) -> None:
-        try:
+        with suppress(OSError):  # the peer may have closed first
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the peer closed first
         self._socket.close()
         if threading.current_thread() is not self._reader:
             self._reader.join(timeout=5)

@@ -192,7 +192,8 @@ class VllmEngine(Engine):
         cached = 0
         metrics: Any = None
         ids_in = tokens.tolist() if isinstance(tokens, np.ndarray) else list(tokens)
-        prompt = {"prompt_token_ids": ids_in}
+        # A rendered input skips tokenisation's detour through a thread.
+        prompt = {"type": "token", "prompt_token_ids": ids_in}
         sampling = self._sampling(output_tokens, extra)
         async for output in self._engine.generate(prompt, sampling, request_id):
             now = time.perf_counter()
