@@ -124,3 +124,29 @@ def spell(ids: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     """As :func:`chain_vertices`, with each vertex's parent, (V,) int32, -1 for a root."""
     dense, _ = first_seen(np.ascontiguousarray(ids, dtype=np.uint64))
     return _spell(dense, np.ascontiguousarray(offsets, dtype=np.int64))
+
+
+class TokenBlocks:
+    """Numbers the blocks of token sequences; equal numbers, equal prefixes.
+
+    Blocks are told apart by their parent and their tokens themselves, not by a hash of them, so
+    that no two ever meet in one number.
+
+    >>> blocks = TokenBlocks(2)
+    >>> blocks.chain([7, 8, 9]), blocks.chain([7, 8, 1, 2])
+    ([0, 1], [0, 2])
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._number: dict[tuple[int, bytes], int] = {}
+
+    def chain(self, tokens: list[int] | array[int]) -> list[int]:
+        """Block numbers of a prompt, the last block possibly part full."""
+        raw = tokens if isinstance(tokens, array) else array("i", tokens)
+        ids, parent = [], -1
+        for start in range(0, len(raw), self.size):
+            key = (parent, raw[start : start + self.size].tobytes())
+            parent = self._number.setdefault(key, len(self._number))
+            ids.append(parent)
+        return ids

@@ -56,16 +56,14 @@ class TraceBuilder:
         self.rows = 0
         self.dropped: Counter[str] = Counter()
         self.notes: dict[str, Any] = {}
-        self._arrival: list[float | int] = []
+        self._arrival: array[Any] = array("q")
         self._input = array("q")
         self._output = array("q")
         self._ids: array[int] | list[Any] = array("Q")
         self._lengths = array("q")
         self._tokens: array[int] | None = None
         self._token_lengths = array("q")
-        self._labels: dict[str, list[str | None]] = {
-            k: [] for k in ("session", "type", "tenant", "adapter")
-        }
+        self._labels = {k: _Names() for k in ("session", "type", "tenant", "adapter")}
         self._turn = array("q")
 
     def __len__(self) -> int:
@@ -86,7 +84,7 @@ class TraceBuilder:
         input_tokens: int,
         output_tokens: int,
         ids: list[Any] | None = None,
-        tokens: np.ndarray | list[int] | None = None,
+        tokens: array[int] | list[int] | None = None,
         session: str | None = None,
         type: str | None = None,
         tenant: str | None = None,
@@ -102,12 +100,14 @@ class TraceBuilder:
             self._check(arrival, input_tokens, output_tokens, ids, turn)
             if len(self) and (tokens is None) != (self._tokens is None):
                 raise BadRow("token ids on some rows only")
-            given_tokens = None if tokens is None else _token_ids(tokens, input_tokens)
+            given_tokens = None if tokens is None else token_array(tokens, input_tokens)
         except BadRow as error:
             return self.bad(line, str(error))
         ids = ids or []
         self._append_ids(ids)
         self.rows += 1
+        if isinstance(arrival, float) and self._arrival.typecode == "q":
+            self._arrival = array("d", self._arrival)
         self._arrival.append(arrival)
         self._input.append(input_tokens)
         self._output.append(output_tokens)
@@ -210,13 +210,18 @@ class TraceBuilder:
             ),
             token_ids=token_ids,
             token_offsets=token_offsets,
-            **{k: Labels.of(v).take(rows) for k, v in self._labels.items()},
+            **{k: v.column().take(rows) for k, v in self._labels.items()},
         )
 
 
-def _token_ids(tokens: Any, count: int) -> array[int]:
+def token_array(tokens: Any, count: Any) -> array[int]:
+    """A prompt's token ids as int32, checked against its length; raises :class:`BadRow`."""
+    if isinstance(tokens, array):
+        return tokens
+    if not isinstance(tokens, list):
+        raise BadRow("the token ids are not a list")
     if len(tokens) != count:
-        raise BadRow(f"{len(tokens)} token ids for {count} input tokens")
+        raise BadRow(f"{len(tokens)} token ids for {count!r} input tokens")
     if not set(map(type, tokens)) <= {int}:
         raise BadRow("a token id is not a whole number")
     try:
@@ -232,14 +237,26 @@ def _offsets(lengths: array[int]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]).astype(np.int64)
 
 
-def relative_seconds(times: list[float | int], unit: float) -> np.ndarray:
+class _Names:
+    """A column of names as it grows."""
+
+    def __init__(self) -> None:
+        self.codes = array("i")
+        self.index: dict[str, int] = {}
+
+    def append(self, name: str | None) -> None:
+        code = -1 if name is None else self.index.setdefault(name, len(self.index))
+        self.codes.append(code)
+
+    def column(self) -> Labels:
+        return Labels(np.asarray(self.codes, dtype=np.int32), tuple(self.index))
+
+
+def relative_seconds(times: array[Any], unit: float) -> np.ndarray:
     """Seconds from the earliest time; whole numbers are subtracted before they become floats,
     so that nanoseconds since 1970 keep every digit."""
-    if all(type(t) is int for t in times):
-        first = min(times)
-        return np.array([t - first for t in times], dtype=np.float64) * unit
-    seconds = np.array(times, dtype=np.float64)
-    return (seconds - seconds.min()) * unit
+    raw = np.asarray(times)
+    return np.asarray((raw - raw.min()) * unit, dtype=np.float64)
 
 
 def time_grid(arrival: np.ndarray) -> float:
@@ -255,4 +272,4 @@ def time_grid(arrival: np.ndarray) -> float:
     if len(arrival) >= 2 * len(distinct):
         return float(np.median(np.diff(distinct)))
     ticks = np.rint(distinct * 1e9).astype(np.int64)
-    return float(np.gcd.reduce(ticks)) * 1e-9
+    return float(np.gcd.reduce(ticks)) / 1e9

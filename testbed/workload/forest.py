@@ -102,6 +102,34 @@ class PrefixForest:
         """
         return _families(self.parent, self.count == self.requests)
 
+    def edges(self) -> np.ndarray:
+        """Vertices at which a radix edge ends: all but those that every one of their requests
+        leaves by the same child. Each edge runs from just below the edge above to its end."""
+        only = np.zeros(len(self), dtype=bool)
+        below = np.flatnonzero(self.parent >= 0)
+        above = self.parent[below]
+        only[above[self.count[below] == self.count[above]]] = True
+        return np.flatnonzero(~only)
+
+    def reuse_intervals(self, arrival: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Times between successive uses of each vertex, its lifetime distribution.
+
+        Parameters
+        ----------
+        arrival : (N,) seconds
+
+        Returns
+        -------
+        offsets : (V + 1,) int64;  intervals : (M − V,) seconds; those of vertex v, in order of
+            time, are ``intervals[offsets[v]:offsets[v + 1]]``, one less than its requests
+        """
+        offsets = np.concatenate([[0], np.cumsum(np.maximum(self.count - 1, 0))])
+        return offsets, _intervals(self.path, self.offsets, offsets, np.asarray(arrival))
+
+    def state_bytes(self, bytes_per_token: float) -> np.ndarray:
+        """(V,) bytes of KV state of each vertex' own block (Theory A4)."""
+        return self.own_tokens * bytes_per_token
+
     @cached_property
     def _vertex_of(self) -> dict[int, int]:
         return {int(b): v for v, b in enumerate(self.block_id.tolist())}
@@ -208,6 +236,23 @@ def _exits(path: np.ndarray, offsets: np.ndarray, held: np.ndarray) -> np.ndarra
             if not held[path[k]]:
                 break
             out[i] = path[k]
+    return out
+
+
+@numba.njit(cache=True)
+def _intervals(
+    path: np.ndarray, offsets: np.ndarray, slots: np.ndarray, arrival: np.ndarray
+) -> np.ndarray:
+    out = np.empty(slots[-1])
+    free = slots[:-1].copy()
+    last = np.full(len(slots) - 1, -1.0)
+    for i in range(len(offsets) - 1):
+        for k in range(offsets[i], offsets[i + 1]):
+            v = path[k]
+            if last[v] >= 0:
+                out[free[v]] = arrival[i] - last[v]
+                free[v] += 1
+            last[v] = arrival[i]
     return out
 
 

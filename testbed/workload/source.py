@@ -16,6 +16,7 @@ from testbed.errors import TraceError
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _BOM = b"\xef\xbb\xbf"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Source:
             data = _decompressed(raw)
         except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
             raise TraceError(f"{path}: broken compression: {error}") from None
+        if data.startswith(_UTF16):
+            try:
+                data = data.decode("utf-16").encode()
+            except UnicodeDecodeError:
+                raise TraceError(f"{path}: not UTF-16 text, as its first bytes say") from None
         return cls(path, str(path), digest, data.removeprefix(_BOM))
 
     def lines(self) -> Iterator[tuple[int, bytes]]:

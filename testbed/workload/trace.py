@@ -18,17 +18,6 @@ class Labels:
     codes: np.ndarray
     names: tuple[str, ...] = ()
 
-    @classmethod
-    def absent(cls, count: int) -> Self:
-        return cls(np.full(count, -1, dtype=np.int32))
-
-    @classmethod
-    def of(cls, values: list[str | None]) -> Self:
-        """Names numbered in order of appearance; ``None`` is absent."""
-        index: dict[str, int] = {}
-        codes = [-1 if v is None else index.setdefault(v, len(index)) for v in values]
-        return cls(np.array(codes, dtype=np.int32), tuple(index))
-
     def take(self, rows: np.ndarray) -> Self:
         return replace(self, codes=self.codes[rows])
 
@@ -223,11 +212,14 @@ def read_trace(
         if format not in known:
             raise TraceError(f"{path}: format {format!r} is not one of {', '.join(known)}")
         return known[format].read(source, options)
+    line = source.first_line()
+    if not line:
+        raise TraceError(f"{path}: the file is empty")
+    if line.startswith(b"version https://git-lfs"):
+        raise TraceError(f"{path}: a Git LFS pointer, not the file that it stands for")
     head = Head.of(source)
     for reader in known.values():
         if reader.matches(head):
             return reader.read(source, options)
-    if not source.first_line():
-        raise TraceError(f"{path}: the file is empty")
     shown = ", ".join(list(head.fields or head.columns)[:8])
     raise TraceError(f"{path}:1: no known trace format has the fields {shown[:200]!r}")

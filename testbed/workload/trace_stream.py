@@ -20,7 +20,7 @@ VOCABULARY = 4096
 
 
 def build_stream(
-    scenario: Scenario, *, rate: float, count: int, seed: int, vocabulary: int = VOCABULARY
+    scenario: Scenario, rate: float, count: int, seed: int, *, vocabulary: int = VOCABULARY
 ) -> RequestStream:
     """The scenario's requests: its trace where it names one, else its request types.
 

@@ -66,6 +66,17 @@ class ReadOptions:
 
 def readers() -> dict[str, Reader]:
     """Every reader by name, in the order in which detection asks them."""
-    from testbed.workload.readers import mooncake, own
+    from testbed.workload.readers import (
+        azure,
+        bailian,
+        burstgpt,
+        chat,
+        mooncake,
+        own,
+        servegen,
+        token_ids,
+        tracelab,
+    )
 
-    return {m.READER.name: m.READER for m in (own, mooncake)}
+    modules = (own, bailian, mooncake, token_ids, azure, burstgpt, tracelab, servegen, chat)
+    return {m.READER.name: m.READER for m in modules}

@@ -19,8 +19,8 @@ def json_rows(
     """Numbered JSON objects; a line that is none goes to ``builder.bad``.
 
     ``exact`` names a list of numbers that may be wider than 64 bits: the fast parser turns
-    those into floats, so such a line is parsed again with unbounded integers. ``skip`` lines of header
-    come first.
+    those into floats, so such a line is parsed again with unbounded integers. ``skip`` is the
+    number of header lines.
     """
     for number, line in islice(source.lines(), skip, None):
         try:
