@@ -139,6 +139,13 @@ def _record(
             f"{missed} prefill samples hit another depth of the cache than intended; they count "
             "under what the engine reported"
         )
+    least = DESIGNS[effort].least_rounds
+    solid = [i for i, p in enumerate(points) if len(p.seconds) >= least]
+    if len(solid) < len(points):
+        notes.append(
+            f"prefill: {len(points) - len(solid)} points with fewer than {least} samples are kept "
+            "but not fitted"
+        )
     step_time, fits = None, []
     windows = [(w["first"], w["last"]) for w in journal.samples("window")]
     if windows and engine.placement.step_log:
@@ -160,7 +167,11 @@ def _record(
         engine=known.engine_facts(facts),
         model=known.model_facts(facts),
         device=known.device_facts(facts),
-        prefill=fit_prefill(points, rounds, seed=seed),
+        prefill=fit_prefill(
+            [points[i] for i in solid],
+            [{k: r[i] for k, i in enumerate(solid) if i in r} for r in rounds],
+            seed=seed,
+        ),
         prefill_points=tuple(points),
         step_time=step_time,
         memory=MemoryRecord(

@@ -122,7 +122,9 @@ class Stages:
             blocks = await self._used_blocks() - before
             self.journal.add("pin", tokens=tokens, blocks=blocks)
             if part < 3:
+                # What an unpinned chain leaves in the cache would stand in the way of the next.
                 await self.engine.unpin(CHAIN)
+                await self.engine.forget()
             self._progress("memory", part, 3)
 
     async def unpin_chain(self) -> None:
