@@ -245,6 +245,33 @@ def step_seconds(
 
 
 @numba.njit(cache=True)
+def decode_line(k: np.ndarray, decodes: int, decode_context: float) -> tuple[float, float, int]:
+    """A step of ``decodes`` alone, and those after it while each context grows by one token.
+
+    Returns seconds of the first, what each later one adds, and for how many steps that holds
+    exactly: step j takes ``seconds + j·slope`` for j below ``steps``.
+    """
+    if k.size <= 9:
+        seconds = k[6] + k[7] * decodes + k[8] * decode_context
+        return seconds, k[8] * decodes, np.int64(1) << 40
+    seconds = _operator_seconds(k, 0, 0.0, 0.0, 0.0, decodes, decode_context)
+    size = int(k[5])
+    grid = 16 + int(k[0]) + int(k[1]) + int(k[2]) + int(k[3]) + int(k[4])
+    mean = decode_context / decodes
+    if size == 1 or mean >= k[grid + size - 1]:
+        steps = np.int64(1) << 40
+    else:
+        j, _ = _cell(k, grid, size, mean)
+        knot = k[grid] if mean < k[grid] else k[grid + j + 1]
+        steps = np.int64(np.floor(knot - mean)) + 1
+    slope = 0.0
+    if steps > 1:
+        later = _operator_seconds(k, 0, 0.0, 0.0, 0.0, decodes, decode_context + decodes)
+        slope = later - seconds
+    return seconds, slope, steps
+
+
+@numba.njit(cache=True)
 def _cell(k: np.ndarray, start: int, size: int, x: float) -> tuple[int, float]:
     """Cell of a grid and the fraction within it: 0 below the grid, above 1 beyond it."""
     if size == 1 or x <= k[start]:

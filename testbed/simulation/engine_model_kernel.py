@@ -1,0 +1,282 @@
+"""The loop of one engine in virtual time, compiled.
+
+At each boundary between steps the engine takes in what has arrived, forms the next step and waits
+for the oldest one under way. With two steps under way (asynchronous scheduling) the next step is
+formed while one runs, knowing the outputs of the step before that. While every running request
+generates one token a step and nobody can join, whole stretches are taken at once: the times are
+the same.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from testbed.simulation.engine_model_pool import FREE
+from testbed.simulation.engine_model_state import (
+    ARRIVAL,
+    BLOCKED,
+    DEPTH,
+    DRAIN,
+    ENDS,
+    LOGGED,
+    NOBODY,
+    NOW,
+    OLDEST,
+    PREEMPTED,
+    PREEMPTIONS,
+    PREFILLING,
+    RUNNING,
+    STUCK,
+    UNDER_WAY,
+    UNSEEN,
+    WAITING,
+    WAKE,
+    Engine,
+    Requests,
+    complete,
+    take_in,
+)
+from testbed.simulation.engine_model_vllm import form_vllm, skip_decodes
+
+LOG_COLUMNS = (
+    "start",
+    "end",
+    "prefills",
+    "new_tokens",
+    "new_squared",
+    "new_context",
+    "decodes",
+    "decode_context",
+    "preemptions",
+    "running",
+    "waiting",
+    "used_blocks",
+)
+"""One row a step; running, waiting and blocks as they stand when the step has been formed."""
+
+
+@numba.njit(cache=True)
+def advance(engine: Engine, requests: Requests, until: float, log: np.ndarray) -> bool:
+    """Run through all boundaries before ``until``; False when the log is full.
+
+    Everything that arrives before ``until`` must have been enqueued. A request that can never be
+    admitted sets STUCK. With a log of no rows nothing is logged; with one, no steps are skipped.
+    """
+    pool = engine.pool
+    return _advance(
+        engine.state,
+        engine.clock,
+        engine.step_time,
+        engine.slots,
+        engine.lists,
+        engine.rows,
+        pool.links,
+        pool.content,
+        pool.keys,
+        pool.values,
+        pool.counts,
+        requests.times,
+        requests.facts,
+        requests.contents,
+        until,
+        log,
+        np.empty(7),
+    )
+
+
+@numba.njit(cache=True)
+def form_steps(engine: Engine, requests: Requests, log: np.ndarray) -> None:
+    """Take in arrivals and form steps until as many are under way as may be."""
+    pool = engine.pool
+    take_in(engine.state, engine.clock[NOW], requests.times, requests.facts)
+    _form(
+        engine.state,
+        engine.clock,
+        engine.step_time,
+        engine.slots,
+        engine.lists,
+        engine.rows,
+        pool.links,
+        pool.content,
+        pool.keys,
+        pool.values,
+        pool.counts,
+        requests.times,
+        requests.facts,
+        requests.contents,
+        log,
+        np.empty(7),
+    )
+
+
+@numba.njit(cache=True)
+def complete_step(engine: Engine, requests: Requests) -> None:
+    """End the oldest step under way."""
+    pool = engine.pool
+    complete(
+        engine.state,
+        engine.clock,
+        engine.slots,
+        engine.lists,
+        engine.rows,
+        pool.links,
+        pool.content,
+        pool.keys,
+        pool.values,
+        pool.counts,
+        requests.times,
+        requests.facts,
+        requests.contents,
+    )
+
+
+@numba.njit(cache=True)
+def _form(
+    state: np.ndarray,
+    clock: np.ndarray,
+    step_time: np.ndarray,
+    slots: np.ndarray,
+    lists: np.ndarray,
+    rows: np.ndarray,
+    links: np.ndarray,
+    content: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    counts: np.ndarray,
+    times: np.ndarray,
+    facts: np.ndarray,
+    contents: np.ndarray,
+    log: np.ndarray,
+    sums: np.ndarray,
+) -> None:
+    while state[UNDER_WAY] < state[DEPTH]:
+        start = clock[NOW] if state[UNDER_WAY] == 0 else max(clock[NOW], clock[1])
+        if not form_vllm(
+            state,
+            clock,
+            step_time,
+            slots,
+            lists,
+            rows,
+            links,
+            content,
+            keys,
+            values,
+            counts,
+            times,
+            facts,
+            contents,
+            sums,
+        ):
+            return
+        if log.shape[0] > 0:
+            at = state[LOGGED]
+            log[at, 0] = start
+            log[at, 1] = clock[1]
+            for column in range(7):
+                log[at, 2 + column] = sums[column]
+            log[at, 9] = state[RUNNING]
+            log[at, 10] = state[WAITING] + state[PREEMPTED]
+            log[at, 11] = content.size - 1 - counts[FREE]
+            state[LOGGED] = at + 1
+
+
+@numba.njit(cache=True)
+def _advance(
+    state: np.ndarray,
+    clock: np.ndarray,
+    step_time: np.ndarray,
+    slots: np.ndarray,
+    lists: np.ndarray,
+    rows: np.ndarray,
+    links: np.ndarray,
+    content: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    counts: np.ndarray,
+    times: np.ndarray,
+    facts: np.ndarray,
+    contents: np.ndarray,
+    until: float,
+    log: np.ndarray,
+    sums: np.ndarray,
+) -> bool:
+    logging = log.shape[0] > 0
+    while True:
+        if logging and state[LOGGED] + 2 > log.shape[0]:
+            return False
+        if state[UNDER_WAY] == 0 and state[RUNNING] + state[PREEMPTED] + state[WAITING] == 0:
+            if state[UNSEEN] == NOBODY:
+                return True
+            arrival = times[state[UNSEEN], ARRIVAL]
+            if arrival >= until:
+                return True
+            clock[NOW] = max(clock[NOW] + clock[DRAIN], arrival) + clock[WAKE]
+        elif (
+            not logging
+            and state[PREFILLING] == 0
+            and state[RUNNING] > 0
+            and (state[WAITING] + state[PREEMPTED] == 0 or state[BLOCKED] != 0)
+            and state[UNDER_WAY] == state[DEPTH] - 1
+        ):
+            skip_decodes(
+                state,
+                clock,
+                step_time,
+                slots,
+                lists,
+                rows,
+                links,
+                content,
+                keys,
+                values,
+                counts,
+                times,
+                contents,
+                until,
+            )
+        take_in(state, clock[NOW], times, facts)
+        preemptions = state[PREEMPTIONS]
+        _form(
+            state,
+            clock,
+            step_time,
+            slots,
+            lists,
+            rows,
+            links,
+            content,
+            keys,
+            values,
+            counts,
+            times,
+            facts,
+            contents,
+            log,
+            sums,
+        )
+        if state[UNDER_WAY] == 0:
+            if state[PREEMPTIONS] != preemptions:
+                continue
+            if state[RUNNING] + state[PREEMPTED] + state[WAITING] > 0:
+                state[STUCK] = 1
+                return True
+            continue
+        if clock[ENDS + state[OLDEST]] >= until:
+            return True
+        complete(
+            state,
+            clock,
+            slots,
+            lists,
+            rows,
+            links,
+            content,
+            keys,
+            values,
+            counts,
+            times,
+            facts,
+            contents,
+        )
