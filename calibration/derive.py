@@ -105,14 +105,23 @@ def concurrency_records(
     for name in _profiles(journal):
         samples = journal.samples(f"concurrency/{name}")
         pin = next(s for s in samples if "pinned_blocks" in s)
-        bursts = [s for s in samples if "size" in s]
+        bursts = [s for s in samples if "role" in s]
+        counts = [s for s in bursts if s["role"] == "count"]
         persistent = pin["pinned_blocks"] * block_bytes
         m_run = _per_sequence(bursts, block_bytes)
-        calm = [s["running"] for s in bursts if s["preemptions"] == 0]
+        calm = max(
+            (s for s in counts if s["preemptions"] == 0), key=lambda s: s["running"], default=None
+        )
+        measured, limit = None, None
+        if calm is not None:
+            measured = calm["running"]
+            if measured >= max_sequences:
+                limit = "sequences"
+            elif calm["waiting"] > 0 or len(counts) > 1:
+                limit = "pool"
         formula = None
         if m_run is not None:
             formula = math.floor((pool_bytes - persistent) / m_run.value * (1 + 1e-12))
-        measured = max(calm) if calm else None
         records.append(
             ConcurrencyRecord(
                 profile=name,
@@ -121,23 +130,16 @@ def concurrency_records(
                 formula=formula,
                 per_sequence=m_run,
                 preemptions=sum(s["preemptions"] for s in bursts),
-                limit=None
-                if measured is None
-                else ("sequences" if measured >= max_sequences else "pool"),
+                limit=limit,
             )
         )
     return tuple(records)
 
 
 def reference_estimate(journal: Journal, block_bytes: float) -> Estimate | None:
-    """m_run over the bursts of every profile."""
-    bursts = [
-        s
-        for name in _profiles(journal)
-        for s in journal.samples(f"concurrency/{name}")
-        if "size" in s
-    ]
-    return _per_sequence(bursts, block_bytes)
+    """m_run over every profile: what one reference request holds of its own."""
+    samples = [s for name in _profiles(journal) for s in journal.samples(f"concurrency/{name}")]
+    return _per_sequence([s for s in samples if "role" in s], block_bytes)
 
 
 def _profiles(journal: Journal) -> list[str]:
@@ -152,7 +154,7 @@ def _per_sequence(bursts: Sequence[Sample], block_bytes: float) -> Estimate | No
         [
             s["blocks"] * block_bytes / s["running"]
             for s in bursts
-            if s["running"] and s["blocks"] > 0
+            if s["role"] == "size" and s["running"] and s["blocks"] > 0
         ]
     )
     if len(values) == 0 or block_bytes <= 0:

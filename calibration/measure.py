@@ -99,8 +99,7 @@ async def calibrate(
         stages = Stages(
             engine, facts, design, journal, seed=seed, longest=longest, progress=progress
         )
-        room = usable_blocks(facts) * facts.block_size
-        reference = reference or sequence_reference(facts, longest, room)
+        reference = reference or sequence_reference(facts, longest)
         await stages.warm_up()
         try:
             await stages.pin_chain()

@@ -289,20 +289,26 @@ class Stages:
                 ),
             )
             new, output = reference
-            ceiling = self.facts.max_sequences
-            calm = await self._burst(stage, base, ceiling + 2, new, output)
-            if not calm:
+            most = self.facts.max_sequences
+            await self._burst(stage, "size", base, min(SMALL_BURST, most), new, output)
+            # Outputs long enough that the first still runs when the last has been prefilled: each
+            # step of prefills gives the others a token.
+            steps = -(-most * new // max(1, self.facts.token_budget))
+            held = min(max(output, 2 * steps + 16), self.facts.max_model_len - new)
+            if not await self._burst(stage, "count", base, most + 2, new, held):
                 # The pool gave way to growing sequences: look for the most that run undisturbed.
-                low, high = 0, ceiling + 1
+                low, high = 0, most + 1
                 while high - low > 1:
                     k = (low + high) // 2
-                    fits = await self._burst(stage, base, k, new, output)
+                    fits = await self._burst(stage, "count", base, k, new, held)
                     low, high = (k, high) if fits else (low, k)
         finally:
             for pin in pinned:
                 await self.engine.unpin(pin)
 
-    async def _burst(self, stage: str, base: float, size: int, new: int, output: int) -> bool:
+    async def _burst(
+        self, stage: str, role: str, base: float, size: int, new: int, output: int
+    ) -> bool:
         """Send ``size`` requests at once; whether none was preempted."""
         await asyncio.sleep(self.design.spacing)
         first = self._rows()
@@ -335,6 +341,7 @@ class Stages:
         blocks = max((s[2] for s in full), default=0.0) * usable_blocks(self.facts) - base
         self.journal.add(
             stage,
+            role=role,
             size=size,
             new=new,
             output=output,
@@ -347,6 +354,8 @@ class Stages:
 
 
 SHORT = 32
+SMALL_BURST = 4
+"""Requests sent together to see what one of them holds."""
 
 
 def _undisturbed(served: Sequence[Generation]) -> list[float]:
@@ -357,14 +366,7 @@ def _undisturbed(served: Sequence[Generation]) -> list[float]:
     return [g.finished - g.first_token for g, s in zip(served, starts, strict=True) if s == last]
 
 
-def sequence_reference(facts: EngineFacts, longest: int, room_tokens: float) -> tuple[int, int]:
-    """(prompt, output) tokens of the request on which m_run and c_s are measured by default.
-
-    A quarter of the longest prompt, at most 1,024; outputs long enough that the first request
-    still runs when the last one has been prefilled (each step of prefills gives the others a
-    token).
-    """
-    new = max(SHORT, min(1024, longest // 4, int(room_tokens) // 2))
-    steps = -(-facts.max_sequences * new // max(1, facts.token_budget))
-    output = min(2 * steps + 16, facts.max_model_len - new)
-    return new, max(1, output)
+def sequence_reference(facts: EngineFacts, longest: int) -> tuple[int, int]:
+    """(prompt, output) tokens of the request that m_run and c_s speak of unless told otherwise."""
+    new = min(1024, longest // 4)
+    return new, max(1, min(32, facts.max_model_len - new))
