@@ -95,7 +95,8 @@ def derive(
     spec = workload or WorkloadSpec()
     requests = scale_requests(trace, PrefixForest.of(trace), spec, engine)
     value = ForestValue.of(requests, prefill, memory.per_token, min_support=min_support)
-    chosen = choose(undominated(candidates(value, budget)), profiles)
+    found = [p for p in candidates(value, budget) if feasible(p, memory)]
+    chosen = choose(undominated(found), profiles)
     hits = np.column_stack([p.reusable for p in chosen])
     clusters = cluster(
         requests.input_tokens,
@@ -146,6 +147,11 @@ def derive(
         name,
     )
     return Derivation(scenario, requests, chosen, clusters)
+
+
+def feasible(profile: CandidateProfile, memory: Memory) -> bool:
+    """Whether one sequence at least fits beside the profile's state (Theory A9)."""
+    return memory.capacity - profile.persistent_bytes >= memory.per_sequence * (1 - 1e-12)
 
 
 def _mean_of(decode_seconds: Callable[[float], float] | None, outputs: np.ndarray) -> float:

@@ -147,6 +147,14 @@ class PrefixForest:
         except KeyError:
             raise TraceError(f"block {block} is not in the trace") from None
 
+    def supported(self, requests: int) -> np.ndarray:
+        """(V,) bool, ancestor-closed: vertices that at least so many requests carry.
+
+        ``exits(supported(k))`` merges every rarer path upward into its deepest prefix of enough
+        support, the one that may be advertised (Theory H11).
+        """
+        return self.count >= requests
+
     def closure(self, vertices: np.ndarray) -> np.ndarray:
         """(V,) bool: the vertices and all their ancestors (Theory A3)."""
         held = np.zeros(len(self), dtype=bool)

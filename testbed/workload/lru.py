@@ -59,10 +59,16 @@ def block_tokens(trace: Trace) -> np.ndarray:
     return np.minimum(left, trace.block_size)
 
 
+def blocks_seen_before(forest: PrefixForest, rows: np.ndarray | None = None) -> np.ndarray:
+    """(n,) leading blocks of each request that an earlier one of ``rows`` carries: what an
+    infinite cache finds. Without ``rows``, all requests in order."""
+    rows = np.arange(forest.requests) if rows is None else np.asarray(rows, dtype=np.int64)
+    return _seen_before(forest.path, forest.offsets, rows, len(forest))
+
+
 def overlap_depth(trace: Trace, forest: PrefixForest) -> np.ndarray:
     """(N,) tokens of each prompt that some earlier request shares: an infinite cache's hit."""
-    found = _seen_before(forest.path, forest.offsets, len(forest))
-    return np.minimum(found * trace.block_size, trace.input_tokens)
+    return np.minimum(blocks_seen_before(forest) * trace.block_size, trace.input_tokens)
 
 
 @numba.njit(cache=True)
@@ -102,14 +108,17 @@ def _distances(path: np.ndarray, offsets: np.ndarray, unique: int) -> np.ndarray
 
 
 @numba.njit(cache=True)
-def _seen_before(path: np.ndarray, offsets: np.ndarray, unique: int) -> np.ndarray:
+def _seen_before(
+    path: np.ndarray, offsets: np.ndarray, rows: np.ndarray, unique: int
+) -> np.ndarray:
     seen = np.zeros(unique, dtype=np.bool_)
-    found = np.zeros(len(offsets) - 1, dtype=np.int64)
-    for i in range(len(offsets) - 1):
-        for k in range(offsets[i], offsets[i + 1]):
+    found = np.zeros(len(rows), dtype=np.int64)
+    for j in range(len(rows)):
+        first, last = offsets[rows[j]], offsets[rows[j] + 1]
+        for k in range(first, last):
             if not seen[path[k]]:
                 break
-            found[i] += 1
-        for k in range(offsets[i], offsets[i + 1]):
+            found[j] += 1
+        for k in range(first, last):
             seen[path[k]] = True
     return found

@@ -29,7 +29,6 @@ class CandidateProfile:
     reusable : (n,) h of every request, tokens (Theory A3)
     saved_seconds : mean ΔG of a request sent to this profile (Theory A5)
     coverage : share of requests with h > 0
-    concurrency : c_s (Theory A9), ``None`` where no memory was given
     upper_bound : proven upper bound of ``saved_seconds`` within the profile's budget, where it
         came from the knapsack
     """
@@ -43,7 +42,6 @@ class CandidateProfile:
     coverage: float
     vertices: int
     pinned_blocks: tuple[int, ...]
-    concurrency: int | None = None
     upper_bound: float | None = None
 
 

@@ -10,6 +10,7 @@ from testbed.errors import ScenarioError, TraceError
 from testbed.scenario import Profile, Scenario, WorkloadSpec
 from testbed.workload.arrivals import trace_arrivals
 from testbed.workload.forest import PrefixForest
+from testbed.workload.lru import blocks_seen_before, overlap_depth
 from testbed.workload.realisation import TokenRealisation
 from testbed.workload.scaling import ScaledRequests, scale_requests
 from testbed.workload.stream import RequestStream, typed_stream
@@ -120,6 +121,23 @@ def pinned_vertices(scenario: Scenario, s: int, forest: PrefixForest) -> np.ndar
     return forest.closure(vertices)
 
 
+def scale_effect(requests: ScaledRequests) -> dict[str, float]:
+    """Share of prompt tokens that an infinite cache finds: in the trace as recorded, and in
+    what is made of it (scaled, long requests dropped, whole engine blocks, the last token
+    always computed)."""
+    trace, forest = requests.trace, requests.forest
+    recorded = overlap_depth(trace, forest)
+    found = blocks_seen_before(forest, requests.rows)
+    last = forest.offsets[requests.rows] + found - 1
+    vertex = np.where(found > 0, np.append(forest.path, -1)[last], -1)
+    depth = np.append(requests.reusable_depth, 0)[vertex]
+    made = np.minimum(depth, requests.longest_hit)
+    return {
+        "trace": float(recorded.sum() / trace.input_tokens.sum()),
+        "scaled": float(made.sum() / requests.input_tokens.sum()),
+    }
+
+
 def _timed(
     requests: ScaledRequests,
     spec: WorkloadSpec,
@@ -171,6 +189,7 @@ def _facts(
         "arrivals": spec.arrivals,
         **({"cv2": spec.cv2} if spec.arrivals == "gamma" else {}),
         "token_scale": spec.token_scale,
+        "infinite_cache_hit_ratio": scale_effect(requests),
         "output_tokens": spec.output_tokens or "the trace's, scaled",
         "dropped": requests.dropped,
         "passes": passes,
