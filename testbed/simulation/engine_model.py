@@ -129,6 +129,12 @@ class StepEvents:
     running: int
     waiting: int
     used_blocks: int
+    scheduled: tuple[float, ...] = ()
+    """When each of ``first`` was first scheduled."""
+    cached_tokens: tuple[int, ...] = ()
+    """Tokens that each of ``first`` found in the cache."""
+    formed: tuple[tuple[float, ...], ...] = ()
+    """Steps formed in this call, in the columns of ``LOG_COLUMNS``."""
 
 
 def new_engine(
@@ -282,6 +288,7 @@ class EngineState:
         self._numbers: dict[int, int] = {}
         self._last_arrival = -math.inf
         self._pins: dict[str, np.ndarray] = {}
+        self._log = np.empty((4, len(LOG_COLUMNS)))
 
     # -- requests --
 
@@ -351,7 +358,8 @@ class EngineState:
         if now < clock[kernel.NOW]:
             raise EngineError(f"step at {now:g} s after one that ended at {clock[kernel.NOW]:g} s")
         clock[kernel.NOW] = now + (clock[kernel.WAKE] if idle else 0.0)
-        form_steps(engine, self._requests, _NO_LOG)
+        state[kernel.LOGGED] = 0
+        form_steps(engine, self._requests, self._log)
         if state[kernel.UNDER_WAY] == 0:
             if state[kernel.RUNNING] + state[kernel.PREEMPTED] + state[kernel.WAITING] > 0:
                 raise EngineError("a request waits that the pool can never hold")
@@ -364,6 +372,9 @@ class EngineState:
         used = self.used_blocks
         complete_step(engine, self._requests)
         tokens = tuple(self._numbers[r] for r in rows.tolist())
+        begun = rows[fresh]
+        scheduled = tuple(self._requests.times[begun, kernel.SCHEDULED].tolist())
+        cached = tuple(self._requests.facts[begun, kernel.CACHED_TOKENS].tolist())
         return StepEvents(
             start=now,
             end=float(clock[kernel.NOW]),
@@ -373,6 +384,9 @@ class EngineState:
             running=running,
             waiting=waiting,
             used_blocks=used,
+            scheduled=scheduled,
+            cached_tokens=cached,
+            formed=tuple(map(tuple, self._log[: state[kernel.LOGGED]].tolist())),
         )
 
     # -- as it stands --
