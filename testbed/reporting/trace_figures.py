@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from testbed.reporting.style import FAINT, INK, PALETTE, panels, save, styled
 from testbed.workload.forest import PrefixForest
@@ -39,6 +40,7 @@ def arrival_figure(trace: Trace) -> Figure:
         gaps.plot(x, shown, color=PALETTE[0], linestyle="--", label="Poisson of this rate")
         gaps.set(yscale="log", ylim=(0.5 / len(gap), 1.2))
         gaps.legend()
+        _powers(gaps.yaxis)
     gaps.set(xlabel="gap, seconds", ylabel="P(gap ≥ x)", title="Gaps between requests")
     return figure
 
@@ -53,6 +55,7 @@ def length_figure(trace: Trace) -> Figure:
     ):
         _cdf(axes, values, INK, None)
         axes.set(xscale="log", xlabel="tokens", title=f"{name} length")
+        _powers(axes.xaxis)
     inputs.set_ylabel("share of requests")
     return figure
 
@@ -66,12 +69,15 @@ def cache_figure(trace: Trace, forest: PrefixForest, curve: HitCurve) -> Figure:
     hits.plot(sizes, curve.blocks[sizes - 1], color=PALETTE[0], linestyle="--", label="by blocks")
     hits.set(xscale="log", ylim=(0, None), title="LRU prefix cache, exact", ylabel="hit ratio")
     hits.set_xlabel(f"cache, blocks of {trace.block_size} tokens")
-    hits.yaxis.set_major_formatter(PercentFormatter(1.0))
+    hits.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _powers(hits.xaxis)
     hits.legend()
     ranked = np.sort(forest.count)[::-1]
     at = np.unique(np.geomspace(1, len(ranked), 400).astype(np.int64))
     support.plot(at, ranked[at - 1], color=INK)
     support.set(xscale="log", yscale="log", xlabel="block, by rank", ylabel="requests")
+    _powers(support.xaxis)
+    _powers(support.yaxis)
     support.set_title("Requests that carry a block")
     return figure
 
@@ -82,7 +88,9 @@ def sharing_figure(trace: Trace, forest: PrefixForest) -> Figure:
     figure, ((depth, lives),) = panels(1, 2, sharey=True)
     _cdf(depth, overlap_depth(trace, forest), INK, "tokens shared")
     _cdf(depth, trace.input_tokens, FAINT, "prompt length", "--")
-    depth.set(xscale="symlog", xlabel="tokens", ylabel="share of requests")
+    depth.set(xlabel="tokens", ylabel="share of requests")
+    depth.set_xscale("symlog", linthresh=100.0)
+    _powers(depth.xaxis)
     depth.set_title("Overlap with earlier prompts")
     depth.set_xlim(left=0)
     depth.legend()
@@ -91,6 +99,7 @@ def sharing_figure(trace: Trace, forest: PrefixForest) -> Figure:
         _cdf(lives, (forest.last_use - forest.first_use)[shared], INK, "first to last use")
         _cdf(lives, forest.reuse_intervals(trace.arrival)[1], PALETTE[1], "between uses", "--")
         lives.set_xscale("symlog", linthresh=1.0)
+        _powers(lives.xaxis)
         lives.set_xlim(left=0)
         lives.legend()
     lives.set(xlabel="seconds", title="Lifetime of shared blocks")
@@ -121,6 +130,12 @@ def _cdf(axes: Axes, values: np.ndarray, colour: str, label: str | None, dash: s
     keep = _thin(len(x))
     axes.plot(x[keep], y[keep], color=colour, linestyle=dash, label=label, drawstyle="steps-post")
     axes.set_ylim(0, 1.02)
+
+
+def _powers(axis: Axis) -> None:
+    """Label powers of ten as plain numbers: the project's style shows no mathematics."""
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _thin(count: int) -> np.ndarray:

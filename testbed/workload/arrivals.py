@@ -88,42 +88,46 @@ def split_streams(rates: np.ndarray, duration: float, seed: int) -> tuple[np.nda
 
 
 def trace_arrivals(
-    trace: Trace, rows: np.ndarray, mode: str, *, rate: float | None, cv2: float, seed: int
+    trace: Trace,
+    rows: np.ndarray,
+    count: int,
+    mode: str,
+    *,
+    rate: float | None,
+    cv2: float,
+    seed: int,
 ) -> np.ndarray:
-    """Arrival times for ``len(rows)`` requests of a trace, in the order of ``rows``.
+    """Arrival times of ``count`` requests that go over the rows of a trace again and again.
 
-    ``verbatim`` and ``jitter`` keep the recorded times, stretched to ``rate``; a trace that is
-    gone through again goes on one mean gap after its end. ``poisson`` and ``gamma`` draw times
-    of ``rate`` and keep the order of requests, hence the distance between reuses in requests.
+    ``verbatim`` and ``jitter`` keep the recorded times, stretched to ``rate``; another pass
+    begins one mean gap after the end of the one before. ``poisson`` and ``gamma`` draw times of
+    ``rate`` and keep the order of requests, hence the distance between reuses in requests.
 
     Parameters
     ----------
-    rows : (n,) rows of ``trace``; a row below the one before it starts another pass
+    rows : (n,) rows of ``trace`` in increasing order
     rate : requests/s; ``None`` for the trace's own
+
+    Raises
+    ------
+    ScenarioError
+        The mode is unknown, or the recorded times have no rate and one is needed.
     """
     if mode not in ARRIVALS:
         raise ScenarioError(f"workload.arrivals: {mode!r} is not one of {', '.join(ARRIVALS)}")
     if rate is not None:
         _positive(rate=rate)
-    if mode == "poisson" or mode == "gamma":
-        own = rate if rate is not None else recorded_rate(trace.arrival[rows])
-        return gamma_arrivals(own, len(rows), cv2 if mode == "gamma" else 1.0, seed)
-    recorded = (
-        trace.arrival if mode == "verbatim" else jittered(trace.arrival, trace.time_grid, seed)
-    )
-    lap = np.concatenate([[0], np.cumsum(np.diff(rows) < 0)])
-    first_lap = rows[lap == 0]
-    gap = (recorded[first_lap[-1]] - recorded[first_lap[0]]) / max(1, len(first_lap) - 1)
-    period = recorded[first_lap[-1]] - recorded[first_lap[0]] + gap
-    if lap[-1] > 0 and period <= 0:
-        raise ScenarioError(
-            "workload.arrivals: all requests of the trace arrive at once, so it cannot be "
-            "repeated; use poisson"
-        )
-    arrival = recorded[rows] - recorded[rows[0]] + lap * period
-    if rate is not None:
-        own = recorded_rate(arrival)
-        arrival = arrival * (own / rate)
+    if mode in ("poisson", "gamma"):
+        own = recorded_rate(trace.arrival[rows]) if rate is None else rate
+        return gamma_arrivals(own, count, cv2 if mode == "gamma" else 1.0, seed)
+    whole = trace.arrival if mode == "verbatim" else jittered(trace.arrival, trace.time_grid, seed)
+    once = whole[rows] - whole[rows[0]]
+    lap, index = np.divmod(np.arange(count), len(rows))
+    arrival = once[index]
+    if lap[-1] > 0:
+        arrival = arrival + lap * (once[-1] + 1.0 / recorded_rate(once))
+    if rate is not None and count > 1:
+        arrival = arrival * (recorded_rate(arrival) / rate)
     return arrival
 
 
@@ -137,7 +141,10 @@ def recorded_rate(arrival: np.ndarray) -> float:
     """
     span = float(arrival[-1] - arrival[0])
     if span <= 0:
-        raise ScenarioError("demand: the requests arrive all at once, so the trace has no rate")
+        raise ScenarioError(
+            "workload.arrivals: the requests arrive all at once, so the trace has no rate of its "
+            "own; give a rate and use poisson"
+        )
     return (len(arrival) - 1) / span
 
 

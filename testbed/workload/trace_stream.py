@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,39 +67,138 @@ def trace_stream(
     TraceError
         No request is left after scaling and dropping.
     """
-    spec = scenario.workload or WorkloadSpec()
-    forest = PrefixForest.of(trace)
-    requests = scale_requests(trace, forest, spec, scenario.engine)
-    held = [pinned_vertices(scenario, s, forest) for s in range(len(scenario.profiles))]
-    hits = np.column_stack([requests.reusable(h) for h in held])
-    types = nearest_type(
-        requests.input_tokens,
-        hits,
-        np.array([q.tokens for q in scenario.requests]),
-        np.array([[s.reusable[q.name] for s in scenario.profiles] for q in scenario.requests]),
-    )
-    index, arrival = _timed(requests, spec, rate, count, duration, seed)
-    lap = np.concatenate([[0], np.cumsum(np.diff(index) < 0)])
-    fixed = np.logical_or.reduce(held) if held else np.zeros(len(forest), dtype=bool)
+    plan = _Plan.of(scenario, trace, rate, count, duration, seed)
+    requests, forest = plan.requests, plan.requests.forest
+    fixed = np.logical_or.reduce(plan.held)
     real = TokenRealisation.of(requests, vocabulary, fixed=fixed, salt=seed)
-    deepest = [forest.deepest(h) for h in held]
 
     def tokens(i: int) -> np.ndarray:
-        return real.prompt(int(requests.rows[index[i]]), int(lap[i]))
+        return real.prompt(int(requests.rows[plan.index[i]]), int(plan.lap[i]))
 
     def pinned(s: int) -> list[np.ndarray]:
-        return [real.chain(int(v)) for v in deepest[s]]
+        return [real.chain(int(v)) for v in forest.deepest(plan.held[s])]
 
-    return RequestStream(
-        arrival=arrival,
-        type_index=types[index],
-        input_tokens=requests.input_tokens[index],
-        output_tokens=requests.output_tokens[index],
-        reusable=hits[index].astype(float),
-        tokens=tokens,
-        pinned=pinned,
-        facts=_facts(requests, spec, real, passes=int(lap[-1]) + 1),
-    )
+    facts = {
+        "tokens": "drawn from block ids",
+        "vocabulary": vocabulary,
+        "accidental_prefix_tokens_at_most": real.digits - 1,
+        "blocks_too_short_to_differ": real.too_short,
+    }
+    return plan.stream(tokens, pinned, facts)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which requests come, when, and what each profile holds of them."""
+
+    spec: WorkloadSpec
+    requests: ScaledRequests
+    held: list[np.ndarray]  # S of (V,) bool
+    hits: np.ndarray  # (n, S) tokens
+    types: np.ndarray  # (n,)
+    arrival: np.ndarray  # (N,) seconds
+    index: np.ndarray  # (N,) into the n kept requests
+    lap: np.ndarray  # (N,) passes over the trace before this one
+
+    @classmethod
+    def of(
+        cls,
+        scenario: Scenario,
+        trace: Trace,
+        rate: float | None,
+        count: int | None,
+        duration: float | None,
+        seed: int,
+    ) -> _Plan:
+        spec = scenario.workload or WorkloadSpec()
+        forest = PrefixForest.of(trace)
+        requests = scale_requests(trace, forest, spec, scenario.engine)
+        held = [pinned_vertices(scenario, s, forest) for s in range(len(scenario.profiles))]
+        hits = np.column_stack([requests.reusable(h) for h in held])
+        reusable = [[s.reusable[q.name] for s in scenario.profiles] for q in scenario.requests]
+        types = nearest_type(
+            requests.input_tokens,
+            hits,
+            np.array([q.tokens for q in scenario.requests]),
+            np.array(reusable),
+        )
+        arrival = _timed(requests, spec, rate, count, duration, seed)
+        lap, index = np.divmod(np.arange(len(arrival)), len(requests))
+        return cls(spec, requests, held, hits, types, arrival, index, lap)
+
+    def stream(
+        self,
+        tokens: Callable[[int], np.ndarray],
+        pinned: Callable[[int], list[np.ndarray]],
+        facts: dict[str, Any],
+    ) -> RequestStream:
+        spec, requests = self.spec, self.requests
+        own = "the trace's, scaled"
+        return RequestStream(
+            arrival=self.arrival,
+            type_index=self.types[self.index],
+            input_tokens=requests.input_tokens[self.index],
+            output_tokens=requests.output_tokens[self.index],
+            reusable=self.hits[self.index].astype(float),
+            tokens=tokens,
+            pinned=pinned,
+            facts={
+                "workload": "trace",
+                "trace": requests.trace.facts.to_dict(),
+                "arrivals": spec.arrivals,
+                **({"cv2": spec.cv2} if spec.arrivals == "gamma" else {}),
+                "token_scale": spec.token_scale,
+                "infinite_cache_hit_ratio": scale_effect(requests),
+                "output_tokens": own if spec.output_tokens is None else spec.output_tokens,
+                "dropped": requests.dropped,
+                "passes": int(self.lap[-1]) + 1,
+                "engine_block_size": requests.block_size,
+                **facts,
+            },
+        )
+
+
+def recorded_stream(
+    scenario: Scenario,
+    trace: Trace,
+    *,
+    rate: float | None = None,
+    count: int | None = None,
+    seed: int,
+    vocabulary: int,
+) -> RequestStream:
+    """As :func:`trace_stream`, with the token ids that the trace itself records.
+
+    For a model whose answers matter. A warm-up must then use another trace: recorded prompts do
+    not change with the seed.
+
+    Raises
+    ------
+    TraceError
+        The trace records no ids, they do not fit the vocabulary, or they would have to be
+        scaled or repeated.
+    """
+    name = trace.facts.name
+    if trace.token_ids is None:
+        raise TraceError(f"{name}: the trace records no token ids")
+    if len(trace.token_ids) and int(trace.token_ids.max()) >= vocabulary:
+        raise TraceError(
+            f"{name}: token id {int(trace.token_ids.max())} is beyond a vocabulary of {vocabulary}"
+        )
+    plan = _Plan.of(scenario, trace, rate, count, None, seed)
+    if plan.requests.scale != 1 or plan.lap[-1] > 0:
+        raise TraceError(f"{name}: recorded token ids can be neither scaled nor repeated")
+    forest, rows = plan.requests.forest, plan.requests.rows[plan.index]
+    first_block = np.unique(forest.path, return_index=True)[1]
+    first_row = np.searchsorted(forest.offsets, first_block, side="right") - 1
+
+    def pinned(s: int) -> list[np.ndarray]:
+        return [
+            trace.tokens(int(first_row[v]))[: int(forest.depth[v])]
+            for v in forest.deepest(plan.held[s])
+        ]
+
+    return plan.stream(lambda i: trace.tokens(int(rows[i])), pinned, {"tokens": "as recorded"})
 
 
 def pinned_vertices(scenario: Scenario, s: int, forest: PrefixForest) -> np.ndarray:
@@ -145,56 +246,30 @@ def _timed(
     count: int | None,
     duration: float | None,
     seed: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the kept requests come, and when."""
+) -> np.ndarray:
+    """Arrival times of as many requests as are asked for, in the trace's order, again and
+    again."""
     if count is not None and duration is not None:
         raise ScenarioError("demand: give either a number of requests or a duration")
-    n = len(requests)
-    if count is None and duration is None:
-        count = n
     if count is not None and count < 1:
         raise ScenarioError(f"demand: {count} requests are not a stream")
+    if duration is not None and not 0 < duration < np.inf:
+        raise ScenarioError(f"demand: {duration:g} s is not a duration > 0")
 
-    def arrivals(wanted: int) -> tuple[np.ndarray, np.ndarray]:
-        index = np.arange(wanted) % n
-        return index, trace_arrivals(
+    def arrivals(wanted: int) -> np.ndarray:
+        return trace_arrivals(
             requests.trace,
-            requests.rows[index],
+            requests.rows,
+            wanted,
             spec.arrivals,
             rate=rate,
             cv2=spec.cv2,
             seed=seed,
         )
 
-    if count is not None:
-        return arrivals(count)
-    assert duration is not None
-    if not duration > 0:
-        raise ScenarioError(f"demand: {duration:g} s is not a duration > 0")
-    wanted = n
-    index, arrival = arrivals(wanted)
-    while arrival[-1] < duration:
+    if duration is None:
+        return arrivals(len(requests) if count is None else count)
+    wanted = len(requests)
+    while (arrival := arrivals(wanted))[-1] < duration:
         wanted *= 2
-        index, arrival = arrivals(wanted)
-    stop = max(1, int(np.searchsorted(arrival, duration)))
-    return index[:stop], arrival[:stop]
-
-
-def _facts(
-    requests: ScaledRequests, spec: WorkloadSpec, real: TokenRealisation, passes: int
-) -> dict[str, Any]:
-    return {
-        "workload": "trace",
-        "trace": requests.trace.facts.to_dict(),
-        "arrivals": spec.arrivals,
-        **({"cv2": spec.cv2} if spec.arrivals == "gamma" else {}),
-        "token_scale": spec.token_scale,
-        "infinite_cache_hit_ratio": scale_effect(requests),
-        "output_tokens": spec.output_tokens or "the trace's, scaled",
-        "dropped": requests.dropped,
-        "passes": passes,
-        "engine_block_size": requests.block_size,
-        "vocabulary": real.vocabulary,
-        "accidental_prefix_tokens_at_most": real.digits - 1,
-        "blocks_too_short_to_differ": real.too_short,
-    }
+    return arrival[: max(1, int(np.searchsorted(arrival, duration)))]
