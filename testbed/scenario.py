@@ -460,7 +460,8 @@ class Scenario(Part):
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark else str(path)
-            raise ScenarioError(f"{where}: {getattr(error, 'problem', None) or error}") from None
+            reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+            raise ScenarioError(f"{where}: {reason}") from None
         return cls.from_dict(data, str(path))
 
     def to_dict(self) -> dict[str, Any]:
