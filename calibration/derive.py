@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.fit import BOOTSTRAP, relative_nnls, summarise
+from calibration.fit import BOOTSTRAP, robust_nnls, summarise
 from calibration.journal import Journal
 from calibration.record import ConcurrencyRecord, DecodeModel, Estimate, PrefillPoint
 
@@ -77,13 +77,13 @@ def decode_models(samples: Sequence[Sample], *, seed: int = 0) -> tuple[DecodeMo
         steps = np.array([r[0] for r in rows], dtype=float)
         seconds = np.array([r[1] for r in rows])
         columns = np.stack([np.ones_like(steps), steps], axis=1)
-        base, per_token = relative_nnls(columns, seconds)
+        (base, per_token), _ = robust_nnls(columns, seconds)
         draw = np.random.default_rng(np.random.SeedSequence([seed, 23, batch]))
         fits = []
         for _ in range(BOOTSTRAP // 2):
             pick = draw.integers(0, len(rows), len(rows))
             if len(np.unique(steps[pick])) > 1:
-                fits.append(relative_nnls(columns[pick], seconds[pick]))
+                fits.append(robust_nnls(columns[pick], seconds[pick], rounds=4)[0])
         spread = np.std(np.array(fits), axis=0, ddof=1) if len(fits) > 1 else (0.0, 0.0)
         models.append(
             DecodeModel(
