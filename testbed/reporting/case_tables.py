@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
-from testbed.reporting.agreement import Agreement, Reading, Status
+from testbed.reporting.agreement import Agreement, Reading, Status, agree
 from testbed.reporting.compare import Case, Comparison, Row
 from testbed.reporting.quantities import ASSOCIATION, COVERAGE, LATENCY, NETWORK, TIERS, Quantity
 from testbed.reporting.table import Cell, Table, Tone, figure, words
@@ -27,8 +28,12 @@ MARKS: dict[Status, str] = {
     "close": "≈ close",
     "misses": "✗ misses",
     "too noisy": "? too noisy",
-    "no interval": "no interval",
+    "no interval": "– no interval",
 }
+MARK_NOTE = (
+    "✓ within the 95 % noise · ≈ outside it, by at most 5 % or 2 points · ✗ misses · ? within a "
+    "noise too wide to say (over ±10 % or 5 points) · – no interval. Errors are signed."
+)
 STATUS_TONES: dict[Status, Tone] = {
     "agrees": "good",
     "close": "good",
@@ -66,21 +71,46 @@ def case_name(case: Case) -> str:
 
 
 def figures_table(case: Case, parts: Sequence[str], caption: str) -> Table:
-    """Every figure of some parts: the reference with its interval, and each answer against it."""
+    """Every figure of some parts: the reference with its interval, and each answer against it.
+
+    Noise stands beside the reference, and beside an answer only where the answer adds its own.
+    """
     others = range(1, len(case.outcomes))
-    spans = [("", 1), (marked(case, 0), 2), *((marked(case, i), 4) for i in others)]
-    head = ["", "value", "95 % interval", *("value", "error", "noise", "verdict") * len(others)]
+    noisy = {i for i in others if case.outcomes[i].confidence}
+    spans = [("", 1), (marked(case, 0), 3)]
+    head = ["", "value", "95 % interval", "noise"]
+    for i in others:
+        spans.append((marked(case, i), 4 if i in noisy else 3))
+        head += ["value", "error", *(["noise"] if i in noisy else []), ""]
     rows = tuple(
         (
             words(row.quantity.label),
             _value(row, 0),
             _interval(row, 0),
-            *(c for i in others for c in _against(row, i)),
+            _own_noise(row),
+            *(c for i in others for c in _columns(row, i, i in noisy)),
         )
         for row in _rows(case, parts)
     )
     title = f"{caption}: {case_name(case)} ({provenance(case.outcomes)})"
-    return Table(title, tuple(head), rows, spans=tuple(spans))
+    sizes = [len(case.part(part)) for part in parts]
+    starts = tuple(accumulate(sizes[:-1], initial=0))
+    return Table(title, tuple(head), rows, spans=tuple(spans), starts=starts)
+
+
+def _columns(row: Row, i: int, noisy: bool) -> tuple[Cell, ...]:
+    value, error, noise, status = _against(row, i, brief=True)
+    mark = Cell(status.text.partition(" ")[0] if row.agreements[i] else "", status.tone)
+    return (value, error, *((noise,) if noisy else ()), mark)
+
+
+def _own_noise(row: Row) -> Cell:
+    reading = row.readings[0]
+    if reading is None or reading.interval is None:
+        return figure(None)
+    return _noise(
+        row.quantity, agree(Reading(reading.value), reading, probability=row.quantity.probability)
+    )
 
 
 def pair_table(case: Case, parts: Sequence[str], i: int, *, intervals: bool = True) -> Table:
@@ -119,8 +149,10 @@ def summary_table(comparison: Comparison, cases: Sequence[Case]) -> Table:
     head = ["policy", "load", "answer", *(q.label for q in chosen for _ in (0, 1)), "verdict"]
     for i in range(len(chosen)):
         head[4 + 2 * i] = "error"
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
+    starts = []
     for case in cases:
+        starts.append(len(rows))
         for i, (label, outcome) in enumerate(zip(case.labels, case.outcomes, strict=True)):
             first = i == 0
             cells = [
@@ -140,11 +172,12 @@ def summary_table(comparison: Comparison, cases: Sequence[Case]) -> Table:
             cells.append(_level(case, i))
             rows.append(tuple(cells))
     return Table(
-        f"At a glance ({provenance(comparison.outcomes)})",
+        f"Every answer ({provenance(comparison.outcomes)})",
         tuple(head),
         tuple(rows),
         note="Load in requests/s per km². Errors are signed, in per cent of the reference (the "
         "first answer of each case); pts are percentage points.",
+        starts=tuple(starts),
     )
 
 

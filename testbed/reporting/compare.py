@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from testbed.errors import OutcomeError, ScenarioError
 from testbed.outcome import Outcome, dump_json, flatten
 from testbed.reporting.agreement import Agreement, Reading, agree
+from testbed.reporting.drift import drift, drift_words
 from testbed.reporting.quantities import Quantity, quantities, readings
-from testbed.reporting.verdict import Judged, Verdict, drift, drift_words, judge
+from testbed.reporting.verdict import Judged, Verdict, judge
 from testbed.reporting.wording import answers
 from testbed.scenario import Scenario, SimulationSpec
 
@@ -229,7 +231,17 @@ def _group(cases: dict[tuple[str, float | None], list[Outcome]]) -> Group:
     first = next(iter(cases.values()))[0]
     policies = list(dict.fromkeys(policy for policy, _ in cases))
     keys = sorted(cases, key=lambda key: (policies.index(key[0]), key[1] or 0.0))
-    return Group(first.scenario_name, first.scenario, tuple(_case(*k, cases[k]) for k in keys))
+    name = _common([o.scenario_name for found in cases.values() for o in found])
+    return Group(name, first.scenario, tuple(_case(*k, cases[k]) for k in keys))
+
+
+def _common(names: Sequence[str]) -> str:
+    """One name for outcomes of one question: the words with which all their names begin."""
+    if len(set(names)) == 1:
+        return names[0]
+    columns = zip(*(name.split() for name in names), strict=False)
+    shared = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, columns)]
+    return " ".join(shared) or " / ".join(dict.fromkeys(names))
 
 
 def _case(policy: str, load: float | None, outcomes: list[Outcome]) -> Case:

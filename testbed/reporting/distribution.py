@@ -60,7 +60,7 @@ def _distributions(
 ) -> tuple[Figure, list[tuple[Case, Axes]], str]:
     comparison = lay_out(outcomes)
     shown = looks(comparison)
-    figure, drawn = case_panels(comparison, heading, 2.1, sharex=True)
+    figure, drawn = case_panels(comparison, heading, 2.1, sharex="col")
     points = {id(o): _points(o) for o in comparison.outcomes}
     times = np.concatenate([t for t, _ in points.values()])
     factor = 1.0 if times.max(initial=0.0) >= 10 else 1e3
@@ -80,11 +80,13 @@ def _distributions(
             )
             _intervals(axes, outcome, look, factor, tail)
     positive = times[times > 0]
-    if len(positive) and positive.max() > 25 * np.quantile(positive, 0.05):
-        drawn[0][1].set_xscale("log")
-        drawn[0][1].xaxis.set_major_formatter(FuncFormatter(lambda v, _: asked(v)))
-    else:
-        drawn[0][1].set_xlim(left=0)
+    logarithmic = len(positive) and positive.max() > 25 * np.quantile(positive, 0.05)
+    for _, axes in drawn:
+        if logarithmic:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: asked(v)))
+        else:
+            axes.set_xlim(left=0)
     legend(figure, shown)
     return figure, drawn, "s" if factor == 1.0 else "ms"
 

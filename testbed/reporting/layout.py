@@ -73,7 +73,7 @@ def case_panels(
 
 def headline(figure: Figure, heading: str, outcomes: Iterable[Outcome]) -> None:
     """The figure's heading, with the kinds and clocks of what it shows."""
-    figure.suptitle(f"{heading} ({provenance(outcomes)})", x=0.01, ha="left")
+    figure.suptitle(f"{heading} ({provenance(outcomes)})", x=0.01, ha="left", weight="bold")
 
 
 def outer_labels(drawn: Sequence[tuple[Case, Axes]], x: str, y: str) -> None:

@@ -36,8 +36,7 @@ WIDTH = 9.0
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
+    "axes.titlesize": 9,
     "axes.titlelocation": "left",
     "axes.labelsize": 9,
     "axes.labelcolor": INK,

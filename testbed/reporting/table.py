@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
@@ -47,7 +48,8 @@ def figure(text: str | None, tone: Tone = "") -> Cell:
 class Table:
     """A caption, column heads, rows of as many cells, and a note beneath.
 
-    ``spans`` is an optional head above the heads: (text, number of columns), in order.
+    ``spans`` is an optional head above the heads: (text, number of columns), in order. ``starts``
+    are the rows with which a block of rows begins.
     """
 
     caption: str
@@ -55,6 +57,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     spans: tuple[tuple[str, int], ...] = ()
+    starts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -65,6 +68,12 @@ class Table:
     def figures(self) -> tuple[bool, ...]:
         """For each column, whether it holds figures (any row does)."""
         return tuple(any(row[i].figure for row in self.rows) for i in range(len(self.head)))
+
+    @property
+    def edges(self) -> frozenset[int]:
+        """Columns with which a span starts, but for the first."""
+        starts = accumulate(columns for _, columns in self.spans[:-1])
+        return frozenset(starts)
 
 
 def facts(caption: str, pairs: Mapping[str, object], note: str = "") -> Table:
@@ -110,7 +119,9 @@ def to_rich(table: Table) -> RichTable:
             no_wrap=figures,
             min_width=None if figures else _readable(table, i),
         )
-    for row in table.rows:
+    for i, row in enumerate(table.rows):
+        if i and i in table.starts:
+            rich.add_section()
         rich.add_row(*(Text(plain(c.text), style=_style(c.tone)) for c in row))
     return rich
 

