@@ -245,7 +245,9 @@ def step_seconds(
 
 
 @numba.njit(cache=True)
-def decode_line(k: np.ndarray, decodes: int, decode_context: float) -> tuple[float, float, int]:
+def decode_line(
+    k: np.ndarray, decodes: int, decode_context: float
+) -> tuple[float, float, np.int64]:
     """A step of ``decodes`` alone, and those after it while each context grows by one token.
 
     Returns seconds of the first, what each later one adds, and for how many steps that holds

@@ -61,13 +61,13 @@ def new_pool(blocks: int) -> Pool:
 
 
 @numba.njit(cache=True)
-def _home(key: int, mask: int) -> int:
+def _home(key: int, mask: int) -> np.int64:
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     return np.int64((mixed >> np.uint64(20)) & np.uint64(mask))
 
 
 @numba.njit(cache=True)
-def find(keys: np.ndarray, values: np.ndarray, key: int) -> int:
+def find(keys: np.ndarray, values: np.ndarray, key: int) -> np.int64:
     """First block that holds ``key``, 0 if none does."""
     mask = keys.size - 1
     at = _home(key, mask)
@@ -165,7 +165,7 @@ def take(
     keys: np.ndarray,
     values: np.ndarray,
     counts: np.ndarray,
-) -> int:
+) -> np.int64:
     """The block at the front of the free queue, its content forgotten; one reference."""
     block = np.int64(links[0, NEXT])
     after = links[block, NEXT]
