@@ -204,12 +204,13 @@ def _share(name: str, share: float) -> float:
 
 def _dense(path: Path, layers: int, share: float, notes: list[str]) -> Any:
     curves = _curves(path, "tokens")
-    for name in PROJECTIONS:
-        if name not in curves:
-            notes.append(f"{path.name} has no {name!r}: it is not in the step")
-    names = set(curves)
+    notes.extend(
+        f"{path.name} has no {name!r}: it is not in the step"
+        for name in PROJECTIONS
+        if name not in curves
+    )
     weights = {}
-    for name in names:
+    for name in curves:
         if name in ONCE_A_STEP:
             times = 1.0
         elif name in TWICE_A_LAYER:
