@@ -292,7 +292,7 @@ class Deployment:
             node.pinned = reply
 
     def forget(self) -> None:
-        """Leave only pinned prefixes in every cache, and no advertised wait."""
+        """Leave only pinned prefixes in every cache."""
         import ray
 
         ray.get([n.actor.forget.remote() for n in self.nodes if n.alive])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -21,30 +20,9 @@ from cluster.engines.base import Engine, EngineFacts, Generation, Placement
 from cluster.metrics import ReplicaMetrics
 from cluster.wire import Server
 from testbed.errors import EngineError, TestbedError
+from testbed.routing.telemetry import AdvertisedWait
 from testbed.scenario import EngineSpec, Prefill
 from testbed.theory.prefill import prefill_time
-
-
-class WaitWindow:
-    """Mean excess delay over the last ``window`` seconds: what a node advertises.
-
-    An empty window advertises 0: a node that served nobody has no queue.
-    """
-
-    def __init__(self, window: float) -> None:
-        self.window = window
-        self._samples: deque[tuple[float, float]] = deque()
-
-    def add(self, now: float, wait: float) -> None:
-        self._samples.append((now, wait))
-
-    def mean_and_deviation(self, now: float) -> tuple[float, float]:
-        while self._samples and self._samples[0][0] < now - self.window:
-            self._samples.popleft()
-        if not self._samples:
-            return 0.0, 0.0
-        waits = np.fromiter((w for _, w in self._samples), dtype=float)
-        return float(waits.mean()), float(waits.std())
 
 
 class Replica:
@@ -63,10 +41,11 @@ class Replica:
         self._engine: Engine = make_engine(spec, placement)
         self._profile = profile
         self._prefill = prefill
-        self._waits = WaitWindow(window)
+        self._waits = AdvertisedWait(window)
         self._metrics = ReplicaMetrics(profile)
         self._server = Server(self._serve, secret)
         self._pinned = 0
+        self._inside = 0
         self._facts: EngineFacts | None = None
         self._progress: tuple[str, int, int] = ("", 0, 0)
 
@@ -110,13 +89,12 @@ class Replica:
         """Take another scenario's name for the profile, its calibration and its window."""
         self._profile = profile
         self._prefill = prefill
-        self._waits = WaitWindow(window)
+        self._waits = AdvertisedWait(window)
         self._metrics.relabel(profile)
 
     async def forget(self) -> None:
-        """Drop what is cached and not pinned, and what was advertised."""
+        """Drop what is cached and not pinned. What the node advertises stays: it is no cache."""
         await self._engine.forget()
-        self._waits = WaitWindow(self._waits.window)
 
     async def measure(self, job: Callable[..., Awaitable[Any]], **options: Any) -> Any:
         """Run ``job(engine, facts, progress=…, **options)`` on this engine (calibration's way in).
@@ -151,6 +129,7 @@ class Replica:
             return {"clock": time.perf_counter()}
         if header["do"] == "status":
             return await self._status()
+        self._inside += 1
         try:
             served = await self._engine.generate(header["id"], tokens, header["output_tokens"])
         except EngineError as error:
@@ -159,6 +138,8 @@ class Replica:
         except Exception as error:  # an engine may fail in ways that only it knows
             self._metrics.ended("failed")
             return {"ending": "failed", "reason": f"{type(error).__name__}: {error}"[:300]}
+        finally:
+            self._inside -= 1
         self._account(served, received, len(tokens))
         return {
             "ending": "completed",
@@ -176,16 +157,17 @@ class Replica:
         cached = served.cached_tokens
         ttft = served.first_token - received
         wait = ttft - float(prefill_time(self._prefill, tokens - cached, cached))
-        self._waits.add(served.first_token, wait)
+        self._waits.observe(served.first_token, wait)
         self._metrics.served(ttft, wait, cached)
 
     async def _status(self) -> dict[str, Any]:
         load = await self._engine.load()
         self._metrics.load(load.running, load.waiting, load.kv_usage)
-        wait, deviation = self._waits.mean_and_deviation(time.perf_counter())
+        if self._inside == 0:
+            self._waits.idle(time.perf_counter())
         return {
-            "wait": wait,
-            "deviation": deviation,
+            "wait": self._waits.mean,
+            "deviation": self._waits.deviation,
             "running": load.running,
             "waiting": load.waiting,
             "kv_usage": load.kv_usage,

@@ -42,7 +42,7 @@ def run(
     resume: bool = False,
     metrics: RouterMetrics | None = None,
     progress: Callable[[Progress], None] | None = None,
-    warm_up_seconds: float = 3.0,
+    warm_up_seconds: float = 8.0,
 ) -> Outcome:
     """Replay ``requests`` requests on a deployment whose profiles are pinned.
 
@@ -52,7 +52,8 @@ def run(
     ----------
     build : ``build(scenario, rate, count, seed)`` gives the stream
     records_path : JSONL that grows as requests end; with ``resume``, those in it are kept
-    warm_up_seconds : load from another seed before the run, then forgotten by every cache
+    warm_up_seconds : load from another seed before the run; every cache then forgets its prompts,
+        while the advertised waits go on from there
 
     Raises
     ------
@@ -147,7 +148,17 @@ def _warm_up(
     other = int(generator(seed, WARM_UP).integers(1, 2**31))
     stream = build(scenario, rate, max(4, int(rate * seconds)), other)
     router = Router(scenario, deployment, stream, other)
-    Replay(stream, router, on_record=lambda _: None, patience=30.0).run()
+    router.start_telemetry()
+    try:
+        Replay(
+            stream,
+            router,
+            on_record=lambda _: None,
+            patience=30.0,
+            time_scale=scenario.engine.time_scale if scenario.engine is not None else 1.0,
+        ).run()
+    finally:
+        router.stop_telemetry()
 
 
 def observe(

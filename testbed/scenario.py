@@ -257,7 +257,7 @@ class RoutingSpec(Part):
     telemetry_period: NonNegative = Field(default=0.5, description="s between advertised waits")
     telemetry_delay: NonNegative = Field(default=0.0, description="s an advertised wait is old")
     telemetry_window: Positive = Field(
-        default=20.0, description="s over which a node averages the wait that it advertises"
+        default=5.0, description="time constant, s, of the wait that a node advertises"
     )
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ POLICIES = ("nearest", "prefix_only", "load_aware")
 LOADS = (0.35, 0.65)
 """Share of time that the busiest node would compute, one request at a time, under ``nearest``."""
 RADIO = {"model": "power_law", "xi": 0.05, "alpha": 2.0}
-POOL_BLOCKS = 640
+POOL_BLOCKS = 384
 PINNED_SHARE = 0.4
 """Most of the pool that a profile may pin."""
 MEAN_PROMPT_TOKENS = 700
@@ -71,7 +71,11 @@ def demo(
     console = log()
     folder = _new_folder(out)
     try:
-        options: dict[str, Any] = {"arrivals": arrivals, "output_tokens": output_tokens or None, "seed": seed}
+        options: dict[str, Any] = {
+            "arrivals": arrivals,
+            "output_tokens": output_tokens or None,
+            "seed": seed,
+        }
         if token_scale is not None:
             options["token_scale"] = token_scale
         spec = EngineSpec.model_validate(
@@ -141,7 +145,7 @@ class Demo:
             log_dir=self._folder,
             seed=self._seed,
         ) as nodes:
-            calibrations = self._calibrate(nodes)
+            calibrations = self._calibrate(nodes, "before")
             scenario = self._scenario(calibrations[0])
             nodes.adopt(scenario)
             nodes.pin(stream_of(scenario, 1.0, 10, self._seed))
@@ -153,6 +157,7 @@ class Demo:
                 if k == len(questions) // 2 - 1:
                     self._check_speed(nodes, calibrations, "between")
             self._check_speed(nodes, calibrations, "after")
+            again = self._calibrate(nodes, "after")
         self._state_drift()
         comparison = compare(self._outcomes)
         write_atomically(self._folder / "comparison.json", dump_json(comparison.to_dict()))
@@ -161,6 +166,7 @@ class Demo:
             comparison,
             title=f"Demo: {self._engine.name} serving {self._engine.model}",
             calibration=calibrations[0].model_dump(mode="json", exclude_none=True),
+            calibration_after=again[0].model_dump(mode="json", exclude_none=True),
         )
         return comparison
 
@@ -191,7 +197,7 @@ class Demo:
 
     # -- steps --
 
-    def _calibrate(self, nodes: Deployment) -> list[Calibration]:
+    def _calibrate(self, nodes: Deployment, when: str) -> list[Calibration]:
         from rich.progress import Progress
 
         from calibration.measure import calibrate
@@ -207,14 +213,16 @@ class Demo:
             records = nodes.measure(
                 calibrate,
                 progress=show,
-                each=lambda i: {"seed": self._seed + 1000 * (i + 1)},
+                each=lambda i: {
+                    "seed": self._seed + 1000 * (i + 1) + (500 if when == "after" else 0)
+                },
                 effort="quick",
                 max_prompt=min(longest, self._engine.max_model_len - 64),
                 reference=reference,
             )
         for i, record in enumerate(records):
-            name = "calibration.json" if i == 0 else f"calibration-replica-{i}.json"
-            record.save(self._folder / name)
+            name = "calibration" if when == "before" else f"calibration-{when}"
+            record.save(self._folder / (f"{name}.json" if i == 0 else f"{name}-replica-{i}.json"))
         return records
 
     def _scenario(self, calibration: Calibration) -> Scenario:
@@ -308,9 +316,7 @@ class Demo:
         )
 
     def _check_speed(self, nodes: Deployment, records: list[Calibration], when: str) -> None:
-        from calibration.check import speed_check
-
-        checks = nodes.measure(speed_check, each=lambda i: {"calibration": records[i]})
+        checks = nodes.measure(_speed, each=lambda i: {"calibration": records[i]})
         self._speeds.append({"when": when, "replicas": checks})
 
     def _state_drift(self) -> None:
@@ -358,6 +364,14 @@ class Demo:
 
 DEMO_MODELS = ("erlang_c", "mgc", "token_server", "step_chain")
 """The paper's baseline first; the rest where they are registered."""
+
+
+async def _speed(engine: Any, facts: Any, *, progress: Any, calibration: Calibration) -> Any:
+    """A speed check as a job of :meth:`cluster.deployment.Deployment.measure`."""
+    from calibration.speed import speed_check
+
+    del facts, progress
+    return await speed_check(engine, calibration)
 
 
 def _new_folder(out: Path | None) -> Path:
