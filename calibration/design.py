@@ -32,6 +32,10 @@ class Design:
     decode_contexts: tuple[int, ...]
     mix_budget: float
     mix_least: int
+    loads: tuple[float, ...] = ()
+    load_seconds: float = 0.0
+    capacity_seconds: float = 0.0
+    alone_repeats: int = 5
     spacing: float = field(default=0.02)
 
 
@@ -80,6 +84,10 @@ DESIGNS: dict[Effort, Design] = {
         decode_contexts=(64, 512, 1024, 2048),
         mix_budget=60.0,
         mix_least=200,
+        loads=(0.2, 0.4, 0.6, 0.8, 0.9, 0.95),
+        load_seconds=75.0,
+        capacity_seconds=25.0,
+        alone_repeats=9,
     ),
 }
 

@@ -21,9 +21,11 @@ from calibration.derive import (
 from calibration.design import DESIGNS, Effort, longest_prompt, usable_blocks
 from calibration.fit import fit_prefill
 from calibration.journal import Journal
+from calibration.load import RequestClass
 from calibration.record import Calibration, MemoryRecord, Source
 from calibration.stages import Progress, Stages, sequence_reference
 from calibration.steps import fit_steps, step_rows
+from calibration.under_load import load_records, measure_loads
 from cluster.engines.base import Engine, EngineFacts
 from cluster.engines.step_log import read_steps
 
@@ -40,6 +42,7 @@ async def calibrate(
     max_prompt: int | None = None,
     profiles: Mapping[str, Sequence[np.ndarray]] | None = None,
     reference: tuple[int, int] | None = None,
+    classes: Mapping[str, Sequence[RequestClass]] | None = None,
     resume_dir: str | Path | None = None,
 ) -> Calibration:
     """Measure g(n | h), step time, decode, κ, m_run and c_s on a started, idle engine.
@@ -65,6 +68,9 @@ async def calibrate(
     reference
         (prompt, output) tokens of the request that m_run and c_s speak of; absent: a quarter of
         the longest prompt.
+    classes
+        Profile -> request classes of its Poisson load (``full`` alone); absent: half 256, half
+        1,024 new tokens behind the profile's longest chain.
     resume_dir
         Folder of the journal; a run that was killed goes on from what it holds.
 
@@ -111,7 +117,15 @@ async def calibrate(
         await stages.concurrency(profiles, reference)
         await engine.forget()
         seconds = time.perf_counter() - started
-        return _record(engine, facts, journal, seed, effort, reference, before, seconds)
+        record = _record(engine, facts, journal, seed, effort, reference, before, seconds)
+        if not design.loads:
+            return record
+        used = await measure_loads(stages, profiles, classes or {})
+        await engine.forget()
+        log = engine.placement.step_log
+        loads = load_records(journal, record, facts, used, log)
+        extra = {**record.extra, "seconds": time.perf_counter() - started}
+        return record.model_copy(update={"waiting": loads, "extra": extra})
     finally:
         journal.close()
 

@@ -206,6 +206,58 @@ class DecodeModel(_Data):
         return self.base + self.per_token * max(output_tokens - 1.0, 0.0)
 
 
+class ModelFit(_Data):
+    """One delay model beside a measured load, from the calibration alone."""
+
+    model: str
+    note: str | None = Field(default=None, description="why there is no prediction, or a caveat")
+    ks_distance: NonNegative | None = Field(
+        default=None, description="largest gap of the excess-delay CDFs, above the resolution"
+    )
+    mean: float | None = Field(default=None, description="predicted mean TTFT, s")
+    quantiles: dict[str, float] = Field(default_factory=dict, description="predicted TTFT, s")
+    errors: dict[str, float] = Field(
+        default_factory=dict, description="predicted/measured − 1 of the mean and each quantile"
+    )
+
+
+class LoadRecord(_Data):
+    """Poisson load on one profile: what requests waited, and what each model said they would.
+
+    Excess delay is TTFT from the intended send beyond the unloaded TTFT of the same class.
+    """
+
+    profile: str
+    load: Positive = Field(description="arrival rate over measured capacity")
+    arrival_rate: Positive = Field(description="requests/s")
+    capacity: Positive = Field(description="requests/s of a saturated closed loop")
+    requests: int = Field(ge=1, description="after the warm-up cut")
+    warm_up: int = Field(ge=0, description="requests cut")
+    stationary: bool = Field(description="whether the warm-up test found the rest stationary")
+    seconds: Positive
+    resolution: Positive = Field(description="excess delays below this count as none, s")
+    mean: tuple[float, float, float] = Field(description="TTFT, s: estimate, 95 % interval")
+    quantiles: dict[str, tuple[float, float | None, float | None]] = Field(
+        description="TTFT, s: estimate and 95 % interval; an end that the sample lacks is absent"
+    )
+    wait_probability: tuple[float, float, float]
+    engine_wait: float = Field(description="mean queued to scheduled, the engine's stamps, s")
+    ks_noise: NonNegative = Field(
+        description="95 % KS distance of a sample of this size, its own correlation counted"
+    )
+    relative_time: tuple[float, float] = Field(
+        description="unloaded TTFT before and after this load, over that at the start"
+    )
+    reliable: bool = Field(description="whether the intervals hold their level")
+    curve: dict[str, tuple[float, ...]] = Field(
+        default_factory=dict, description="excess seconds, measured CDF, and each model's"
+    )
+    models: tuple[ModelFit, ...] = ()
+    reasons: dict[str, float] = Field(
+        default_factory=dict, description="measurements that say why an M/M/c queue misses"
+    )
+
+
 # --- The record -------------------------------------------------------------------------------
 
 
@@ -227,6 +279,7 @@ class Calibration(_Data):
     memory: MemoryRecord = MemoryRecord()
     m_run: Estimate | None = Field(default=None, description="bytes per active sequence")
     c_s: tuple[ConcurrencyRecord, ...] = ()
+    waiting: tuple[LoadRecord, ...] = ()
     decode: tuple[DecodeModel, ...] = Field(
         default=(), description="one per measured concurrency, ascending"
     )

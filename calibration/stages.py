@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class Stages:
         self.seed = seed
         self.longest = longest
         self.chain = np.zeros(0, dtype=np.int32)
-        self._progress = progress or (lambda *_: None)
+        self.progress: Progress = progress or (lambda *_: None)
         self._requests = 0
         # A resumed journal must not see its prompts again: they would be in no cache now, but
         # the numbers of a continued run should not depend on where it was cut.
@@ -73,18 +73,18 @@ class Stages:
         await asyncio.sleep(self.design.spacing)
         return await self._generate(tokens, output_tokens)
 
-    def _rows(self) -> int:
+    def rows(self) -> int:
         path = self.engine.placement.step_log
         if not path or not Path(path).exists():
             return 0
         return Path(path).stat().st_size // (8 * len(STEP_COLUMNS))
 
     @asynccontextmanager
-    async def _window(self, stage: str):
+    async def _window(self, stage: str) -> AsyncIterator[None]:
         """Journal which rows of the step log belong to what is measured inside."""
-        first = self._rows()
+        first = self.rows()
         yield
-        last = self._rows()
+        last = self.rows()
         if last > first:
             self.journal.add("window", of=stage, first=first, last=last)
 
@@ -92,14 +92,30 @@ class Stages:
         load = await self.engine.load()
         return load.kv_usage * usable_blocks(self.facts)
 
+    @asynccontextmanager
+    async def pinned(self, name: str, chains: Sequence[np.ndarray]) -> AsyncIterator[float]:
+        """Hold a profile's chains for a while; yields the blocks that they take of the pool."""
+        before = await self._used_blocks()
+        names: list[str] = []
+        try:
+            # Longest first, so that shared ancestors are held once.
+            for i, chain in enumerate(sorted(chains, key=len, reverse=True)):
+                if len(chain) >= self.facts.block_size:
+                    await self.engine.pin(f"calibration {name} {i}", chain)
+                    names.append(f"calibration {name} {i}")
+            yield await self._used_blocks() - before
+        finally:
+            for pin in names:
+                await self.engine.unpin(pin)
+
     # -- stages --
 
     async def warm_up(self) -> None:
         """Run the engine's lazy initialisation off the record."""
-        self._progress("warm-up", 0, 1)
+        self.progress("warm-up", 0, 1)
         for n in (64, 64, min(512, self.longest), 64):
             await self._generate(self._prompts.cold(n), 4)
-        self._progress("warm-up", 1, 1)
+        self.progress("warm-up", 1, 1)
 
     async def pin_chain(self) -> None:
         """Pin the chain that cached points share; what the pool says of it is κ's measurement.
@@ -111,7 +127,7 @@ class Stages:
         block = self.facts.block_size
         depth = cached_depth(self.longest, block, int(free) * block)
         self.chain = Prompts(self.seed, self.facts.vocabulary, "chain").cold(depth)
-        self._progress("memory", 0, 3)
+        self.progress("memory", 0, 3)
         for part in (1, 2, 3):
             tokens = depth * part // 3 // block * block
             if tokens == 0:
@@ -125,7 +141,7 @@ class Stages:
                 # What an unpinned chain leaves in the cache would stand in the way of the next.
                 await self.engine.unpin(CHAIN)
                 await self.engine.forget()
-            self._progress("memory", part, 3)
+            self.progress("memory", part, 3)
 
     async def unpin_chain(self) -> None:
         if len(self.chain):
@@ -160,14 +176,12 @@ class Stages:
                         break
                     if point in todo and (r, point) not in have:
                         seen[point].append(await self._prefill_once(point, r))
-                    self._progress(
+                    self.progress(
                         "prefill", r * len(points) + at + 1, design.most_rounds * len(points)
                     )
             if r + 1 >= design.least_rounds and time.perf_counter() > deadline:
                 break
-        self._progress(
-            "prefill", design.most_rounds * len(points), design.most_rounds * len(points)
-        )
+        self.progress("prefill", design.most_rounds * len(points), design.most_rounds * len(points))
         self.journal.done("prefill")
 
     async def _prefill_once(self, point: tuple[int, int], r: int) -> float:
@@ -225,7 +239,7 @@ class Stages:
                     repeat=repeat,
                     seconds=_undisturbed(served),
                 )
-            self._progress("decode", at + 1, len(cases))
+            self.progress("decode", at + 1, len(cases))
         self.journal.done("decode")
 
     async def mix(self) -> None:
@@ -251,7 +265,7 @@ class Stages:
                 # Clients at rest let the number present vary.
                 await asyncio.sleep(float(draw.exponential(0.02)))
                 served += 1
-                self._progress("mix", served, max(design.mix_least, served))
+                self.progress("mix", served, max(design.mix_least, served))
 
         room = (usable_blocks(facts) - await self._used_blocks()) * facts.block_size
         clients = max(1, min(facts.max_sequences, int(room) // (longest + 64)))
@@ -268,26 +282,16 @@ class Stages:
             if not self.journal.is_done(stage):
                 await self._concurrency(stage, name, chains, reference)
                 self.journal.done(stage)
-            self._progress("concurrency", at + 1, len(profiles))
+            self.progress("concurrency", at + 1, len(profiles))
 
     async def _concurrency(
         self, stage: str, name: str, chains: Sequence[np.ndarray], reference: tuple[int, int]
     ) -> None:
-        before = await self._used_blocks()
-        pinned: list[str] = []
-        try:
-            for i, chain in enumerate(chains):
-                if len(chain) >= self.facts.block_size:
-                    await self.engine.pin(f"calibration {name} {i}", chain)
-                    pinned.append(f"calibration {name} {i}")
+        async with self.pinned(name, chains) as blocks:
+            size = self.facts.block_size
+            tokens = sum(len(c) // size * size for c in chains)
+            self.journal.add(stage, pinned_blocks=blocks, pinned_tokens=tokens)
             base = await self._used_blocks()
-            self.journal.add(
-                stage,
-                pinned_blocks=base - before,
-                pinned_tokens=sum(
-                    len(c) // self.facts.block_size * self.facts.block_size for c in chains
-                ),
-            )
             new, output = reference
             most = self.facts.max_sequences
             await self._burst(stage, "size", base, min(SMALL_BURST, most), new, output)
@@ -302,16 +306,13 @@ class Stages:
                     k = (low + high) // 2
                     fits = await self._burst(stage, "count", base, k, new, held)
                     low, high = (k, high) if fits else (low, k)
-        finally:
-            for pin in pinned:
-                await self.engine.unpin(pin)
 
     async def _burst(
         self, stage: str, role: str, base: float, size: int, new: int, output: int
     ) -> bool:
         """Send ``size`` requests at once; whether none was preempted."""
         await asyncio.sleep(self.design.spacing)
-        first = self._rows()
+        first = self.rows()
         preempted = (await self.engine.load()).preemptions
         seen: list[tuple[int, int, float]] = []
 
@@ -329,7 +330,7 @@ class Stages:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
         preempted = (await self.engine.load()).preemptions - preempted
-        last = self._rows()
+        last = self.rows()
         if last > first:
             log = np.fromfile(self.engine.placement.step_log, offset=8 * len(STEP_COLUMNS) * first)
             table = log[: (last - first) * len(STEP_COLUMNS)].reshape(-1, len(STEP_COLUMNS))
