@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Interval = tuple[float, float]
-Status = Literal["agrees", "close", "misses", "too noisy", "no interval"]
+Status = Literal["agrees", "close", "misses", "too noisy", "unbounded", "no interval"]
 
 CLOSE_PERCENT, CLOSE_POINTS = 5.0, 0.02
 """Outside the noise but nearer than this: ``close``, not ``misses``."""
@@ -71,7 +71,10 @@ def agree(answer: Reading, reference: Reading, *, probability: bool) -> Agreemen
     if math.isinf(p) and p == m:
         return Agreement(None, None, None, None, None, None, "no interval")
     difference = p - m
-    error = -100.0 if math.isinf(m) else _percent(difference, m)
+    if math.isinf(difference):
+        unbounded = -100.0 if math.isinf(m) else math.inf
+        return Agreement(unbounded, difference, None, None, None, False, "unbounded")
+    error = _percent(difference, m)
     if reference.interval is None and answer.interval is None:
         return Agreement(error, difference, None, None, None, None, "no interval")
     answer_below, answer_above = _halves(answer)
@@ -82,7 +85,7 @@ def agree(answer: Reading, reference: Reading, *, probability: bool) -> Agreemen
     noise = (below + above) / 2
     noise_percent = _percent(noise, abs(m))
     status = _status(within, error, difference, noise, noise_percent, probability)
-    interval = (difference - below, difference + above) if math.isfinite(difference) else None
+    interval = (difference - below, difference + above)
     return Agreement(error, difference, interval, noise, noise_percent, within, status)
 
 
@@ -107,7 +110,7 @@ def _status(
 def _percent(part: float, whole: float) -> float | None:
     if whole == 0:
         return 0.0 if part == 0 else None
-    return None if math.isinf(whole) else 100.0 * part / whole
+    return 100.0 * part / whole
 
 
 def _halves(reading: Reading) -> tuple[float, float]:

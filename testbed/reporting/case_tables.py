@@ -28,17 +28,19 @@ MARKS: dict[Status, str] = {
     "close": "≈ close",
     "misses": "✗ misses",
     "too noisy": "? too noisy",
+    "unbounded": "∞ unbounded",
     "no interval": "– no interval",
 }
 MARK_NOTE = (
     "✓ within the 95 % noise · ≈ outside it, by at most 5 % or 2 points · ✗ misses · ? within a "
-    "noise too wide to say (over ±10 % or 5 points) · – no interval. Errors are signed."
+    "noise too wide to say (over ±10 % or 5 points) · ∞ one side is unbounded · – no interval."
 )
 STATUS_TONES: dict[Status, Tone] = {
     "agrees": "good",
     "close": "good",
     "misses": "bad",
     "too noisy": "unsure",
+    "unbounded": "unsure",
     "no interval": "faint",
 }
 LEVEL_MARKS: dict[Level, str] = {
@@ -47,6 +49,7 @@ LEVEL_MARKS: dict[Level, str] = {
     "misses": "✗",
     "too noisy": "?",
     "not comparable": "–",
+    "unstable": "∞",
     "invalid": "✗",
 }
 LEVEL_TONES: dict[Level, Tone] = {
@@ -55,6 +58,7 @@ LEVEL_TONES: dict[Level, Tone] = {
     "misses": "bad",
     "too noisy": "unsure",
     "not comparable": "faint",
+    "unstable": "unsure",
     "invalid": "bad",
 }
 PART_NAMES = {

@@ -17,10 +17,12 @@ ORDER: tuple[Level, ...] = (
     "too noisy",
     "close",
     "agrees",
+    "unstable",
     "not comparable",
 )
 WORDS: dict[Level, str] = {
     "misses": "misses in",
+    "unstable": "has no stable load to compare in",
     "too noisy": "cannot be told in",
     "close": "is close in",
     "agrees": "agrees in",
@@ -32,7 +34,7 @@ WORDS: dict[Level, str] = {
 def digest(comparison: Comparison) -> list[tuple[str, Level, str]]:
     """(answer, its worst level, how often it agrees and misses and between what the errors lie).
 
-    Errors that an invalid outcome has a part in are left out of the ranges.
+    Errors that an invalid or infeasible outcome has a part in are left out of the ranges.
     """
     found: dict[str, list[tuple[Case, int]]] = {}
     for case in comparison.cases:
@@ -52,7 +54,7 @@ def _sentence(places: Sequence[tuple[Case, int]]) -> str:
         for level in ORDER
         if level in levels
     ]
-    sure = [(case, i) for case, i in places if case.verdicts[i - 1].level != "invalid"]
+    sure = [(c, i) for c, i in places if c.verdicts[i - 1].level not in ("invalid", "unstable")]
     ranges = [
         text
         for path, name in (("ttft.mean", "mean TTFT"), *_highest(places))

@@ -27,6 +27,8 @@ from testbed.reporting.wording import asked
 
 TAIL = 2e-3
 """The lowest share of slower requests that the tail figure shows."""
+WIDE = 40
+"""Ratio of the longest to the shortest TTFT from which the axis is logarithmic."""
 
 
 @styled
@@ -62,8 +64,8 @@ def _distributions(
     shown = looks(comparison)
     figure, drawn = case_panels(comparison, heading, 2.1, sharex="col")
     points = {id(o): _points(o) for o in comparison.outcomes}
-    times = np.concatenate([t for t, _ in points.values()])
-    factor = 1.0 if times.max(initial=0.0) >= 10 else 1e3
+    limits = _limits(drawn, points)
+    factor = 1.0 if max(high for _, high in limits.values()) >= 10 else 1e3
     for case, axes in drawn:
         for target in _targets(case):
             axes.axvline(target * factor, color=FAINT, linewidth=0.8, alpha=0.6, zorder=0.5)
@@ -79,16 +81,46 @@ def _distributions(
                 zorder=look.order,
             )
             _intervals(axes, outcome, look, factor, tail)
-    positive = times[times > 0]
-    logarithmic = len(positive) and positive.max() > 25 * np.quantile(positive, 0.05)
+    logarithmic = any(high > WIDE * low > 0 for low, high in limits.values())
     for _, axes in drawn:
+        low, high = limits[_column(axes)]
         if logarithmic:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: asked(v)))
+            axes.set_xlim(0.8 * low * factor, 1.25 * high * factor)
         else:
-            axes.set_xlim(left=0)
+            axes.set_xlim(0, 1.04 * high * factor)
     legend(figure, shown)
     return figure, drawn, "s" if factor == 1.0 else "ms"
+
+
+def _limits(
+    drawn: Sequence[tuple[Case, Axes]], points: dict[int, tuple[np.ndarray, np.ndarray]]
+) -> dict[int, tuple[float, float]]:
+    """(shortest, longest) TTFT in seconds that the panels of each column show.
+
+    The outermost 0.2 % of a distribution do not stretch a panel, nor does an infeasible load,
+    whose curve has no end, where a feasible one is there.
+    """
+    found: dict[int, list[tuple[bool, float, float]]] = {}
+    for case, axes in drawn:
+        for outcome in case.outcomes:
+            t, p = points[id(outcome)]
+            inner = t[(p >= TAIL) & (p <= 1 - TAIL) & (t > 0)]
+            if len(inner):
+                ends = (outcome.feasible, float(inner[0]), float(inner[-1]))
+                found.setdefault(_column(axes), []).append(ends)
+    limits = {}
+    for _, axes in drawn:
+        ends_here = found.get(_column(axes), [(True, 1e-3, 1.0)])
+        stable = [e for e in ends_here if e[0]] or ends_here
+        limits[_column(axes)] = (min(e[1] for e in stable), max(e[2] for e in stable))
+    return limits
+
+
+def _column(axes: Axes) -> int:
+    spec = axes.get_subplotspec()
+    return 0 if spec is None else spec.colspan.start
 
 
 def _points(outcome: Outcome) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,8 @@
 """Figures: plots of outcomes that every report shares.
 
 Each takes outcomes, sorts them into cases (one policy at one intensity) and draws one panel a
-case. What was measured is drawn in the ink, solid and with its 95 % intervals; every other answer
-has a colour, a dash and a marker of its own. The heading says on which clock it was measured.
+case. The reference (what was measured, if anything) is a broad solid line of ink; every other
+answer has a colour, a dash and a marker of its own. The heading names kinds and clocks.
 ``svg`` and ``save`` turn a figure into markup or files.
 """
 
@@ -84,10 +84,15 @@ def error_bars(outcomes: Sequence[Outcome]) -> Figure:
                         va="top",
                     )
                     continue
+                error = agreement.error_percent
+                ends = _whiskers(agreement)
+                for end, edge in zip(ends, (0, 1), strict=True):
+                    if math.isinf(end):
+                        _to_edge(axes, i + offset, error, edge, look)
                 axes.errorbar(
                     i + offset,
-                    agreement.error_percent,
-                    yerr=_whiskers(agreement),
+                    error,
+                    yerr=[[end if math.isfinite(end) else 0] for end in ends],
                     color=look.color,
                     marker=look.marker,
                     markerfacecolor=look.color if agreement.within is not True else "white",
@@ -155,6 +160,7 @@ def load_curves(outcomes: Sequence[Outcome]) -> Figure:
     """Mean and highest quantile of TTFT, and coverage at the first target, against intensity.
 
     A colour a policy; measured and simulated are points with 95 % intervals, predictions lines.
+    TTFT at an infeasible load depends on the length of the run and is left out.
     """
     comparison = lay_out(outcomes)
     figure, grid = panels(1, 3, height=2.9)
@@ -196,14 +202,25 @@ def can_draw_load(group: Group) -> bool:
 # --- what the panels show -----------------------------------------------------------------------
 
 
-def _whiskers(agreement: Agreement) -> list[list[float]] | None:
-    """The difference's 95 % interval about the error, in per cent of the reference."""
+def _whiskers(agreement: Agreement) -> tuple[float, float]:
+    """How far the difference's 95 % interval reaches below and above the error, in per cent."""
     a = agreement
-    if a.interval is None or not a.difference or not a.error_percent or not bounded(a.interval):
-        return None
+    if a.interval is None or not a.difference or not a.error_percent:
+        return 0.0, 0.0
     scale = a.error_percent / a.difference
-    low, high = a.interval
-    return [[(a.difference - low) * scale], [(high - a.difference) * scale]]
+    return (a.difference - a.interval[0]) * scale, (a.interval[1] - a.difference) * scale
+
+
+def _to_edge(axes: Axes, x: float, error: float, edge: int, look: Look) -> None:
+    """An unbounded whisker: an arrow to the panel's edge."""
+    axes.annotate(
+        "",
+        (x, edge),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(x, error),
+        textcoords="data",
+        arrowprops={"arrowstyle": "->", "color": look.color, "linewidth": 1, "shrinkA": 0},
+    )
 
 
 def _whisker(axes: Axes, reading: Reading, y: float, look: Look) -> None:
@@ -254,7 +271,10 @@ def _load_line(
         row = case.row(path)
         if case.policy != policy or label not in case.labels or row is None:
             continue
-        reading = row.readings[case.labels.index(label)]
+        i = case.labels.index(label)
+        reading = row.readings[i]
+        if row.quantity.part == LATENCY and not case.outcomes[i].feasible:
+            continue
         if reading is not None and case.intensity is not None and math.isfinite(reading.value):
             found.append((case.intensity, reading))
     if not found:

@@ -17,12 +17,12 @@ from testbed.reporting.wording import asked, plain, provenance
 
 
 class Look:
-    """How one answer is drawn: what was measured in a broad line of ink, beneath the others."""
+    """How one answer is drawn: the reference in a broad line of ink, beneath the others."""
 
     def __init__(self, outcome: Outcome, number: int) -> None:
-        first = outcome.kind == "measured" and number == 0
+        first = number == 0
         self.color = INK if first else PALETTE[(number - 1) % len(PALETTE)]
-        self.dash: Any = "-" if outcome.kind == "measured" else DASHES[1 + (number - 1) % 4]
+        self.dash: Any = "-" if first else DASHES[1 + (number - 1) % 4]
         self.marker = MARKERS[number % len(MARKERS)]
         self.width = 2.8 if first else 1.4
         self.line = outcome.kind == "predicted"

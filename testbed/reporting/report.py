@@ -132,7 +132,7 @@ def _glance(comparison: Comparison) -> Section:
         Picture(
             load_curves(group.outcomes),
             "A colour a policy. Points with bars are measured or simulated with their 95 % "
-            "intervals, lines are predictions.",
+            "intervals, lines are predictions. TTFT at an infeasible load is left out.",
         )
         for group in comparison.groups
         if can_draw_load(group)

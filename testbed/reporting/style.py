@@ -145,8 +145,10 @@ def save(figure: Figure, path: str | Path) -> tuple[Path, Path]:
 
 def _settle(figure: Figure) -> None:
     """Lay the figure out once for all: each constrained layout moves the axes a little further."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
 
 
 def _lean(tag: str, used: set[str]) -> str:

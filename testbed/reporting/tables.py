@@ -41,7 +41,9 @@ def render_comparison(console: Console, comparison: Comparison) -> None:
         for case in group.cases:
             _verdicts(console, case)
             for i, outcome in enumerate(case.outcomes):
-                _trust(console, outcome, case.labels[i])
+                for warning in outcome.warnings:
+                    _hang(console, Text(f"    {case.labels[i]}: {plain(warning)}", "yellow"))
+                _counts(console, outcome, case.labels[i])
             console.print()
         for case in group.cases:
             for i in range(1, len(case.outcomes)):
@@ -59,7 +61,9 @@ def render_outcome(console: Console, outcome: Outcome) -> None:
     heading = f"{plain(outcome.scenario_name)}: {answer(outcome)}"
     console.rule(Text(heading, style="bold"), align="left")
     _say(console, f"{plain(outcome.policy)}, {load(intensity(outcome))}")
-    _trust(console, outcome, outcome.kind)
+    for text, tone in doubts(outcome):
+        _hang(console, Text(text, RICH_STYLES[tone]))
+    _counts(console, outcome, outcome.kind)
     console.print()
     for table in (latency_table(outcome), tier_table(outcome), association_table(outcome)):
         show(console, table)
@@ -86,10 +90,8 @@ def _verdicts(console: Console, case: Case) -> None:
         _hang(console, Text(f"    {case.drift_words}", "dim"))
 
 
-def _trust(console: Console, outcome: Outcome, label: str) -> None:
-    """How an answer's requests ended, how punctual its driver was, what it warns of."""
-    for text, tone in doubts(outcome):
-        _hang(console, Text(f"    {label}: {text}", RICH_STYLES[tone]))
+def _counts(console: Console, outcome: Outcome, label: str) -> None:
+    """How an answer's requests ended and how punctual its driver was."""
     if outcome.requests is not None:
         r = outcome.requests
         text = (

@@ -11,9 +11,9 @@ from testbed.outcome import Outcome
 from testbed.reporting.agreement import NOISY_PERCENT, Agreement
 from testbed.reporting.drift import drift, drift_span
 from testbed.reporting.quantities import COVERAGE, LATENCY, Quantity
-from testbed.reporting.wording import amount, percent, plain, points, significant
+from testbed.reporting.wording import amount, asked, percent, plain, points
 
-Level = Literal["agrees", "close", "misses", "too noisy", "not comparable", "invalid"]
+Level = Literal["agrees", "close", "misses", "too noisy", "not comparable", "unstable", "invalid"]
 
 
 class Judged(NamedTuple):
@@ -59,12 +59,13 @@ def judge(
     """
     judged = [f for f in figures if f.quantity.part in (LATENCY, COVERAGE)]
     level = _level(answer, reference, judged)
+    split = answer.feasible != reference.feasible
     grounds = [*_doubts(names[0], answer), *_doubts(names[1], reference)]
     grounds += _counted(judged)
     if (worst := _worst(judged)) is not None:
         grounds.append(worst)
     grounds += _explained(reference, judged)
-    return Verdict(names[0], names[1], level, _summary(level, judged), tuple(grounds))
+    return Verdict(names[0], names[1], level, _summary(level, split, judged), tuple(grounds))
 
 
 def _level(
@@ -74,25 +75,32 @@ def _level(
 ) -> Level:
     if not (answer.valid and reference.valid):
         return "invalid"
+    if not (answer.feasible or reference.feasible):
+        return "unstable"
+    if answer.feasible != reference.feasible:
+        return "misses"
     statuses = [f.agreement.status for f in judged if f.agreement.status != "no interval"]
     if not statuses:
         return "not comparable"
-    if "misses" in statuses:
+    if "misses" in statuses or "unbounded" in statuses:
         return "misses"
     if 2 * statuses.count("too noisy") > len(statuses):
         return "too noisy"
     return "close" if "close" in statuses else "agrees"
 
 
-def _summary(level: Level, judged: Sequence[Judged]) -> str:
+def _summary(level: Level, split: bool, judged: Sequence[Judged]) -> str:
     opening = {
         "agrees": "agrees within the noise",
         "close": "is close: what lies outside the noise is small",
         "misses": "misses",
         "too noisy": "cannot be told, the noise is too wide",
         "not comparable": "stands beside it, without an interval to judge by",
+        "unstable": "both find the load infeasible, so that TTFT depends on how long a run lasts",
         "invalid": "invalid, shown but not to be relied on",
     }[level]
+    if level == "misses" and split:
+        opening = "misses: one finds the load infeasible, the other serves it"
     mean = next((f for f in judged if f.quantity.path == "ttft.mean"), None)
     return f"{opening}." if mean is None else f"{opening}. {_said(mean)}."
 
@@ -133,7 +141,7 @@ def _counted(judged: Sequence[Judged]) -> list[str]:
     noisy = sum(1 for f in tested if f.agreement.status == "too noisy")
     text = f"{within} of {len(tested)} TTFT and coverage figures lie within the 95 % noise"
     if noisy:
-        wide = significant(NOISY_PERCENT)
+        wide = asked(NOISY_PERCENT)
         text += (
             f", {noisy} of them only because it is wide (over ±{wide} % or 5 points): those "
             "neither confirm nor refute"
@@ -149,6 +157,7 @@ def _worst(judged: Sequence[Judged]) -> str | None:
         if f.agreement.within is False
         and f.quantity.part == LATENCY
         and f.agreement.error_percent is not None
+        and math.isfinite(f.agreement.error_percent)
     ]
     if not outside:
         return None
