@@ -25,8 +25,10 @@ MIN_BATCHES = 10
 MAX_BATCHES = 64
 """Few and long: a slow, weak correlation hides under noise when batches are short, and Student's
 t pays only a few per cent for 32 batches instead of 500."""
-_INDEPENDENCE_LEVEL = 0.2
-"""Size of the independence test: large on purpose, since missed correlation costs coverage."""
+_CORRELATED = float(stats.norm.ppf(0.8))
+"""Batches are joined above this statistic: a low bar, since missed correlation costs coverage."""
+_UNRELIABLE = float(stats.norm.ppf(0.99))
+"""The last batches are called correlated above this one: a high bar, against false alarms."""
 
 
 class Interval(NamedTuple):
@@ -204,8 +206,8 @@ def _ratio_error(sums: np.ndarray, counts: np.ndarray) -> _Error:
     while True:
         residual = y - ratio * n
         b = len(residual)
-        independent, phi = _independent(residual)
-        if independent or b < 2 * MIN_BATCHES:
+        statistic, phi = _correlation(residual)
+        if statistic < _CORRELATED or b < 2 * MIN_BATCHES:
             break
         y, n = _join(y), _join(n)
     if len(y) >= 4 * MIN_BATCHES:
@@ -213,13 +215,13 @@ def _ratio_error(sums: np.ndarray, counts: np.ndarray) -> _Error:
         y, n = _join(y), _join(n)
         residual = y - ratio * n
         b = len(residual)
-        _, phi = _independent(residual)
+        statistic, phi = _correlation(residual)
     variance = float(residual @ residual) / (b - 1)
     variance *= (1 + max(phi, 0.0)) / (1 - max(phi, 0.0))
     mean_count = total / b
     spread = float(np.sqrt(np.mean(residual**2)))
     skewness = float(np.mean(residual**3) / spread**3) if spread > 0 else 0.0
-    return _Error(ratio, math.sqrt(variance / b) / mean_count, skewness, b, independent)
+    return _Error(ratio, math.sqrt(variance / b) / mean_count, skewness, b, statistic < _UNRELIABLE)
 
 
 def _join(values: np.ndarray) -> np.ndarray:
@@ -229,17 +231,16 @@ def _join(values: np.ndarray) -> np.ndarray:
     return values.reshape(-1, 2).sum(axis=1)
 
 
-def _independent(residual: np.ndarray) -> tuple[bool, float]:
-    """Von Neumann's one-sided test against positive lag-1 correlation, and that correlation."""
+def _correlation(residual: np.ndarray) -> tuple[float, float]:
+    """Von Neumann's statistic, normal and large for positive correlation, and that of lag 1."""
     b = len(residual)
     centred = residual - residual.mean()
     square = float(centred @ centred)
     if square <= 0 or b < 4:
-        return True, 0.0
+        return 0.0, 0.0
     ends = (centred[0] ** 2 + centred[-1] ** 2) / (2 * square)
     phi = float(centred[:-1] @ centred[1:]) / square
-    statistic = (phi + ends) * math.sqrt((b * b - 1) / (b - 2))
-    return statistic < stats.norm.ppf(1 - _INDEPENDENCE_LEVEL), min(phi, 0.9)
+    return (phi + ends) * math.sqrt((b * b - 1) / (b - 2)), min(phi, 0.9)
 
 
 def _effective(p: float, standard_error: float, n: float) -> float:

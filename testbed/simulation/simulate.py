@@ -13,16 +13,18 @@ from typing import Any, Literal
 import numpy as np
 
 import testbed
-from testbed.errors import ScenarioError
+from testbed.errors import ScenarioError, TestbedError
 from testbed.outcome import Outcome
 from testbed.radio import radio_model
 from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario, SimulationSpec
+from testbed.simulation.network import simulate_network
 from testbed.simulation.service import service_law
 from testbed.simulation.spatial import simulate_tiers
 from testbed.simulation.summary import summarise
 from testbed.simulation.system import System
 from testbed.simulation.tally import Tally
+from testbed.theory import predict
 from testbed.theory.delay import get_delay_model
 from testbed.theory.operating_point import solve
 from testbed.theory.system import System as TheorySystem
@@ -78,7 +80,9 @@ def simulate(
         with ProcessPoolExecutor(replications, mp_context=get_context("spawn")) as pool:
             parts = _gather(pool, scenario, requests, seed, replications, progress)
     seconds = time.perf_counter() - started
-    tally = parts[0].tally.merge([p.tally for p in parts[1:]]) if len(parts) > 1 else parts[0].tally
+    tally, random_layout = parts[0].tally, parts[0].random_layout
+    if len(parts) > 1:
+        tally = tally.merge([p.tally for p in parts[1:]], whole=random_layout)
     facts = dict(parts[0].facts)
     facts["replications"] = replications
     facts["warm_up"] = {
@@ -86,10 +90,16 @@ def simulate(
         "dropped_by_mser": [p.dropped for p in parts],
         "stationary": all(p.stationary for p in parts),
     }
+    if random_layout:
+        facts["intervals"] = (
+            "over layouts of nodes, one a replication"
+            if len(parts) > 1
+            else "for this layout of nodes; replications draw others"
+        )
     warnings = list(parts[0].warnings)
     if not facts["warm_up"]["stationary"]:
         warnings.append("TTFT still drifts in the second half of a run: not stationary")
-    return summarise(
+    outcome = summarise(
         scenario,
         system,
         tally,
@@ -104,6 +114,8 @@ def simulate(
             "seconds": round(seconds, 3),
         },
     )
+    beside = beside_theory(scenario, outcome)
+    return outcome.model_copy(update={"extra": {**outcome.extra, "theory": beside}})
 
 
 @dataclass
@@ -116,6 +128,7 @@ class Replication:
     stationary: bool = True
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    random_layout: bool = False
 
 
 def replicate(
@@ -124,7 +137,11 @@ def replicate(
     """Replication ``number`` of a scenario, in this process."""
     spec = scenario.simulation or SimulationSpec()
     system = System.of(scenario)
-    warm_up = spec.warm_up if spec.warm_up is not None else max(1000, requests // 5)
+    warm_up = spec.warm_up
+    if warm_up is None:
+        # A trace is replayed from an empty network, as it would be on the cluster.
+        replay = scenario.workload is not None and scenario.workload.trace is not None
+        warm_up = 0 if replay else max(1000, requests // 5)
     tally = Tally(requests, len(system.types), len(system.profiles), scenario.targets.coverage_at)
     run = Replication(tally, warm_up)
     if number:
@@ -132,31 +149,91 @@ def replicate(
         seed = int(
             np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1, np.uint64)[0]
         )
-    if spec.space != "palm":
-        raise ScenarioError(f"simulation.space: {spec.space!r} is not available here")
     policy = get_policy(scenario.policy)
     law = service_law(spec)
-    wait = theory_waits(scenario) if policy.load_aware else np.zeros_like(system.prefill)
-    simulate_tiers(
-        system,
-        radio_model(scenario.radio),
-        policy,
-        wait,
-        law,
-        tally,
-        warm_up=warm_up,
-        seed=seed,
-        progress=progress,
-    )
-    run.facts = {
-        "space": "palm: exact nearest distances, one representative node per tier",
-        "node_model": law.name,
-        "waits": f"tier means of predict ({scenario.delay_model})"
-        if policy.load_aware
-        else "not looked at",
-    }
+    wait = _advertised(scenario, spec)
+    if _independent_tiers(scenario, spec, wait):
+        assert wait is not None
+        simulate_tiers(
+            system,
+            radio_model(scenario.radio),
+            policy,
+            wait,
+            law,
+            tally,
+            warm_up=warm_up,
+            seed=seed,
+            progress=progress,
+        )
+        run.facts = {
+            "space": "palm: exact nearest distances, one representative node per tier",
+            "waits": f"tier means of predict ({scenario.delay_model})"
+            if policy.load_aware
+            else "not looked at",
+        }
+    else:
+        network = simulate_network(
+            scenario,
+            system,
+            law,
+            tally,
+            wait=wait,
+            warm_up=warm_up,
+            seed=seed,
+            progress=progress,
+        )
+        run.facts, run.warnings = network.facts, network.warnings
+        run.random_layout = network.random_layout
+    run.facts["node_model"] = law.name
     run.dropped, run.stationary = tally.trim()
     return run
+
+
+def beside_theory(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
+    """What the analytical model says of each figure with an interval, and how far off it is.
+
+    Where the model's assumptions hold, most predictions lie inside; where they do not (cells of
+    different size, another service law, waits of single nodes), ``error`` is its error.
+    """
+    try:
+        predicted = predict(scenario)
+    except (TestbedError, NotImplementedError) as error:
+        return {"reason": f"no prediction: {error}"}
+    figures: dict[str, Any] = {}
+    for path, (low, high) in outcome.confidence.items():
+        said, seen = predicted.figure(path), outcome.figure(path)
+        figures[path] = {
+            "predicted": said,
+            "simulated": seen,
+            "error": (said - seen) / seen if seen and np.isfinite(said) else None,
+            "inside": low <= said <= high,
+        }
+    inside = sum(f["inside"] for f in figures.values())
+    return {
+        "delay_model": predicted.delay_model,
+        "inside": f"{inside} of {len(figures)} predictions lie in the 95 % interval",
+        "figures": figures,
+    }
+
+
+def _advertised(scenario: Scenario, spec: SimulationSpec) -> np.ndarray | None:
+    """The waits that the policy is told, (Q, S) seconds, or None where nodes tell their own."""
+    if not get_policy(scenario.policy).load_aware:
+        return np.zeros((len(scenario.requests), len(scenario.profiles)))
+    waits = spec.waits or ("theory" if spec.space == "palm" else "node")
+    return theory_waits(scenario) if waits == "theory" else None
+
+
+def _independent_tiers(scenario: Scenario, spec: SimulationSpec, wait: np.ndarray | None) -> bool:
+    """Nothing couples the tiers: fixed waits, Poisson arrivals, and nodes that stay as they are."""
+    return (
+        spec.space == "palm"
+        and wait is not None
+        and (scenario.workload is None or scenario.workload.trace is None)
+        and spec.failures is None
+        and spec.catalogue_period is None
+        and scenario.routing.admission_high is None
+    )
 
 
 def theory_waits(scenario: Scenario) -> np.ndarray:

@@ -26,8 +26,10 @@ def summarise(
     """Figures, intervals and verdict of a simulated scenario.
 
     A tier is called unstable when its offered load, requests times occupancy over servers, is 1
-    or more: its delays then grow with the length of the run and mean nothing beyond it.
+    or more: its delays then grow with the length of the run and mean nothing beyond it. TTFT is
+    over completed requests; where none is, it is infinite and the outcome is not valid.
     """
+    something = tally.completed > 0
     confidence: dict[str, tuple[float, float]] = {}
     doubtful: list[str] = []
 
@@ -79,13 +81,13 @@ def summarise(
             mean_wait=state(f"{path}.mean_wait", tally.mean_wait(j)),
         )
     ttft = Ttft(
-        mean=state("ttft.mean", tally.mean("ttft")),
+        mean=state("ttft.mean", tally.mean("ttft")) if something else np.inf,
         coverage={
-            f"{t:g}": state(f"ttft.coverage.{t:g}", tally.coverage(i))
+            f"{t:g}": state(f"ttft.coverage.{t:g}", tally.coverage(i)) if something else 0.0
             for i, t in enumerate(tally.targets)
         },
         quantiles={
-            f"{z:g}": state(f"ttft.quantiles.{z:g}", tally.quantile(z))
+            f"{z:g}": state(f"ttft.quantiles.{z:g}", tally.quantile(z)) if something else np.inf
             for z in scenario.targets.quantiles
         },
     )
@@ -115,13 +117,17 @@ def summarise(
         association=association,
         tiers=tiers,
         ttft=ttft,
-        mean_distance=state("mean_distance", tally.mean("distance")),
-        reusable_prefix_tokens=state("reusable_prefix_tokens", tally.mean("reused")),
-        offloading_ratio=state("offloading_ratio", tally.offloading()),
+        mean_distance=state("mean_distance", tally.mean("distance") if something else None),
+        reusable_prefix_tokens=state(
+            "reusable_prefix_tokens", tally.mean("reused") if something else None
+        ),
+        offloading_ratio=state("offloading_ratio", tally.offloading() if something else None),
         capacity_margin=system.capacity_margin(),
         requests=counts,
         confidence=confidence,
-        curve=tally.curve(),
+        curve=tally.curve() if something else None,
+        valid=something,
+        invalid_reason=None if something else "no request was completed",
         warnings=warnings,
         seed=seed,
         extra={

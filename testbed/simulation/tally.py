@@ -72,7 +72,7 @@ class Tally:
     def __init__(self, requests: int, types: int, profiles: int, targets: Sequence[float]) -> None:
         self.requests = requests
         self.targets = tuple(targets)
-        b = min(BATCHES, max(1, requests // 2))
+        b = min(BATCHES, max(2, requests // 2))
         self.batches = b
         self.count = np.zeros(b)
         self.chosen = np.zeros((b, types, profiles))
@@ -121,18 +121,27 @@ class Tally:
         """Spread node-seconds of each tier, shape (S,), over the batches."""
         self.exposure += np.asarray(seconds, dtype=float) / self.batches
 
-    def merge(self, others: Sequence[Tally]) -> Tally:
-        """One tally of this and other replications: their batches stand side by side."""
+    def merge(self, others: Sequence[Tally], *, whole: bool = False) -> Tally:
+        """One tally of this and other replications.
+
+        Their batches stand side by side; or each replication is one batch (``whole``), where
+        replications differ in more than their requests, so that only they are independent.
+        """
         everyone = [self, *others]
         joined = Tally.__new__(Tally)
         joined.requests = sum(t.requests for t in everyone)
         joined.targets = self.targets
-        joined.batches = sum(t.batches for t in everyone)
+
+        def batches(rows: np.ndarray) -> np.ndarray:
+            return rows.sum(axis=0, keepdims=True) if whole else rows
+
         for name in _BY_BATCH:
-            setattr(joined, name, np.concatenate([getattr(t, name) for t in everyone]))
+            setattr(joined, name, np.concatenate([batches(getattr(t, name)) for t in everyone]))
         for name in ("sums", "tier"):
             parts = [getattr(t, name) for t in everyone]
-            setattr(joined, name, {k: np.concatenate([p[k] for p in parts]) for k in parts[0]})
+            merged = {k: np.concatenate([batches(p[k]) for p in parts]) for k in parts[0]}
+            setattr(joined, name, merged)
+        joined.batches = len(joined.count)
         kept = [t.exact for t in everyone if t.exact is not None]
         small = len(kept) == len(everyone) and joined.requests <= EXACT_LIMIT
         joined.exact = np.concatenate(kept) if small else None
@@ -208,7 +217,7 @@ class Tally:
         often, length = self.wait_probability(profile), self.occupancy(profile)
         if wait.estimate == 0 and often is not None and length is not None:
             return wait._replace(low=0.0, high=often.high * length.high)
-        return wait._replace(low=max(wait.low, 0.0))
+        return wait._replace(low=max(wait.low, min(wait.estimate, 0.0)))
 
     def wait_probability(self, profile: int) -> Interval | None:
         arrivals = self.arrivals()[:, profile]

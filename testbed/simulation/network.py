@@ -1,0 +1,379 @@
+"""Network: many nodes, one clock; the same policies, telemetry and faults as on the cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from testbed.radio import radio_model
+from testbed.routing.admission import fallback_profile
+from testbed.routing.policies import get_policy
+from testbed.scenario import RoutingSpec, Scenario, SimulationSpec
+from testbed.seeds import WARM_UP, generator
+from testbed.simulation import network_kernel as kernel
+from testbed.simulation import network_state as state
+from testbed.simulation.network_state import Chunk, Network, Rules, new_network, with_more_room
+from testbed.simulation.placement import Layout, lay_out, move_bytes, whole_counts
+from testbed.simulation.radio_table import tabulate
+from testbed.simulation.requests import (
+    CHUNK,
+    Arrivals,
+    Costs,
+    stream_arrivals,
+    trace_of,
+    typed_arrivals,
+)
+from testbed.simulation.service import ServiceLaw
+from testbed.simulation.system import System
+from testbed.simulation.tally import Served, Tally
+from testbed.simulation.users import Crowd
+
+_FINEST_PERIOD = 64
+"""A telemetry period of 0 is simulated as this part of the window."""
+
+
+@dataclass
+class NetworkRun:
+    """What a run leaves beside its tally."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    random_layout: bool = False
+
+
+def simulate_network(
+    scenario: Scenario,
+    system: System,
+    law: ServiceLaw,
+    tally: Tally,
+    *,
+    wait: np.ndarray | None,
+    warm_up: int,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> NetworkRun:
+    """Send ``tally.requests`` requests through a network of queues.
+
+    ``wait`` (Q, S) seconds is what the policy is told of every node of a tier; None: each node
+    advertises its own windowed mean.
+    """
+    spec = scenario.simulation or SimulationSpec()
+    layout = lay_out(scenario, system, spec, seed)
+    run = NetworkRun(random_layout=layout.random)
+    rate = scenario.demand.intensity * layout.area
+    stream = trace_of(scenario, rate, tally.requests, seed)
+    costs, phases = _phases(scenario, system, law, layout, rate, stream, tally, warm_up, seed)
+    rules = network_rules(scenario, system, spec, layout, costs, law, wait)
+    net = idle_network(rules, layout, scenario.routing)
+    radio = tabulate(radio_model(scenario.radio), layout.longest)
+    rng = generator(seed, "failures")
+    profiles = len(system.profiles)
+    per_profile = 1 if layout.palm else scenario.routing.candidates_per_profile
+    near = np.full((profiles, per_profile), -1, dtype=np.int64)
+    far = np.full((profiles, per_profile), np.inf)
+    kernel.start(rules, net, rng)
+    sent_until = 0.0
+    first_measured = None
+    chunk = _empty(profiles, layout.palm)
+    for chunk in phases:
+        net, _ = _drive(rules, net, layout, radio, chunk, False, rng, near, far, tally, progress)
+        sent_until = float(chunk.time[-1])
+        if first_measured is None and chunk.place[-1] >= 0:
+            first_measured = float(chunk.time[np.searchsorted(chunk.place, 0)])
+    kernel.stop_counting(net, sent_until)
+    nothing = _empty(profiles, layout.palm)
+    net, _ = _drive(rules, net, layout, radio, nothing, True, rng, near, far, tally, progress)
+    if net.counters.real[state.BACK_IN_TIME]:
+        raise RuntimeError("the event list ran back in time")
+    tally.expose(net.nodes.seconds[:profiles])
+    _describe(run, scenario, system, spec, layout, rules, net, stream)
+    seconds = sent_until - (first_measured or 0.0)
+    run.facts["virtual_seconds"] = seconds
+    _spread(run, net, system, layout, seconds)
+    return run
+
+
+def _phases(
+    scenario: Scenario,
+    system: System,
+    law: ServiceLaw,
+    layout: Layout,
+    rate: float,
+    stream: Any,
+    tally: Tally,
+    warm_up: int,
+    seed: int,
+) -> tuple[Costs, Iterator[Chunk]]:
+    """Costs of all requests, and warm-up and measured requests as the kernel takes them."""
+    if stream is None:
+        costs = Costs.of_types(system)
+
+        def arrivals(warm: bool, start: float) -> Iterator[Arrivals]:
+            names = (WARM_UP,) if warm else ()
+            count = warm_up if warm else tally.requests
+            return typed_arrivals(system, law, rate, count, seed, *names, start=start)
+    else:
+        # A warm-up replays the trace under another seed, so that it shares no suffix with the run.
+        other = int(generator(seed, WARM_UP).integers(2**62))
+        before = trace_of(scenario, rate, warm_up, other) if warm_up else None
+        parts = [Costs.of_stream(scenario, s) for s in (before, stream) if s is not None]
+        costs = Costs(
+            *(
+                np.concatenate([getattr(p, name) for p in parts])
+                for name in ("prefill", "reuse", "full", "decode")
+            )
+        )
+
+        def arrivals(warm: bool, start: float) -> Iterator[Arrivals]:
+            if not warm:
+                return stream_arrivals(stream, law, seed, offset=warm_up, start=start)
+            if before is None:
+                return iter(())
+            return stream_arrivals(before, law, other, offset=0, start=start)
+
+    def chunks() -> Iterator[Chunk]:
+        start = 0.0
+        for warm in (True, False):
+            names = (WARM_UP,) if warm else ()
+            place = _places(scenario, system, layout, seed, names)
+            chance = generator(seed, *names, "radio")
+            index = -warm_up if warm else 0
+            for part in arrivals(warm, start):
+                n = len(part.time)
+                start = float(part.time[-1])
+                yield Chunk(
+                    part.time,
+                    np.arange(index, index + n),
+                    part.kind.astype(np.int64),
+                    part.row.astype(np.int64),
+                    part.work,
+                    chance.random(n),
+                    *place(part.time),
+                )
+                index += n
+
+    return costs, chunks()
+
+
+def _places(
+    scenario: Scenario, system: System, layout: Layout, seed: int, names: tuple[str, ...]
+) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Where requests are: (position, radius, turn) for their times, one of the spaces' filled."""
+    profiles = len(system.profiles)
+    if layout.palm:
+        distances = generator(seed, *names, "distances")
+        turns = generator(seed, *names, "replicas")
+
+        def palm(time: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            n = len(time)
+            exponential = distances.standard_exponential((n, profiles))
+            with np.errstate(divide="ignore"):
+                radius = np.sqrt(exponential / (np.pi * system.density))
+            return np.empty((0, 2)), radius, turns.random((n, profiles))
+
+        return palm
+    spec = scenario.simulation or SimulationSpec()
+    crowd = Crowd(spec.users, layout.plane.size, seed, *names)
+    none = np.empty((0, profiles))
+    return lambda time: (crowd.positions(time), none, none)
+
+
+def network_rules(
+    scenario: Scenario,
+    system: System,
+    spec: SimulationSpec,
+    layout: Layout,
+    costs: Costs,
+    law: ServiceLaw,
+    wait: np.ndarray | None = None,
+) -> Rules:
+    """The constants of a run; without ``wait`` (Q, S) nodes advertise their own waits."""
+    policy, routing = get_policy(scenario.policy), scenario.routing
+    failures, migration = spec.failures, spec.migration
+    high = routing.admission_high or 0.0
+    low = high if routing.admission_low is None else routing.admission_low
+    target = np.zeros(0, dtype=np.int64)
+    if migration is not None:
+        fractions = np.array([migration.target.get(s, 0.0) for s in system.profiles])
+        target = whole_counts(fractions, len(layout.assigned))
+    return Rules(
+        palm=layout.palm,
+        by_tier=law.by_tier,
+        advertised=wait is None and policy.load_aware,
+        attempts=1 if failures is None else failures.attempts,
+        fallback=system.profiles.index(fallback_profile(scenario)),
+        prefill_weight=policy.prefill_weight,
+        wait_weight=policy.wait_weight,
+        margin=routing.margin_z,
+        close_at=high,
+        reopen_at=low,
+        period=_period(routing),
+        delay=routing.telemetry_delay,
+        detection=0.0 if failures is None else failures.detection,
+        mean_uptime=0.0 if failures is None else failures.mean_uptime,
+        mean_downtime=0.0 if failures is None else failures.mean_downtime,
+        epoch=spec.catalogue_period or 0.0,
+        budget=0.0 if migration is None else migration.budget,
+        load_rate=0.0 if spec.backhaul is None else spec.backhaul.rate,
+        prefill=np.ascontiguousarray(costs.prefill),
+        reuse=np.ascontiguousarray(costs.reuse),
+        full=np.ascontiguousarray(costs.full),
+        decode=np.ascontiguousarray(costs.decode),
+        wait=np.zeros_like(system.prefill) if wait is None else np.ascontiguousarray(wait),
+        concurrency=system.concurrency.astype(np.int64),
+        target=target,
+        move_bytes=move_bytes(scenario) if migration is not None else np.zeros((0, 0)),
+    )
+
+
+def _period(routing: RoutingSpec) -> float:
+    return routing.telemetry_period or routing.telemetry_window / _FINEST_PERIOD
+
+
+def idle_network(rules: Rules, layout: Layout, routing: RoutingSpec) -> Network:
+    """The nodes of a layout at time 0."""
+    return new_network(
+        layout.assigned,
+        len(rules.concurrency),
+        buckets=max(1, round(routing.telemetry_window / rules.period)),
+        snapshots=math.ceil(rules.delay / rules.period) + 2,
+        attempts=rules.attempts,
+        palm=layout.palm,
+        records=CHUNK,
+    )
+
+
+def _empty(profiles: int, palm: bool) -> Chunk:
+    none, whole = np.empty(0), np.empty(0, dtype=np.int64)
+    place, wide = np.empty((0, 2)), np.empty((0, profiles))
+    return Chunk(none, whole, whole, whole, none, none, place, wide, wide)
+
+
+def _drive(
+    rules: Rules,
+    net: Network,
+    layout: Layout,
+    radio: Any,
+    chunk: Chunk,
+    last: bool,
+    rng: np.random.Generator,
+    near: np.ndarray,
+    far: np.ndarray,
+    tally: Tally,
+    progress: Callable[[int], None] | None,
+) -> tuple[Network, int]:
+    """Run the kernel through a chunk, making room and flushing records as it asks."""
+    done = 0
+    while True:
+        why, done = kernel.advance(
+            rules, net, layout.plane, radio, chunk, done, last, rng, near, far
+        )
+        if why == kernel.MORE_ROOM:
+            net = with_more_room(net)
+            continue
+        _flush(net, tally, progress)
+        if why != kernel.FLUSH:
+            return net, done
+
+
+def _flush(net: Network, tally: Tally, progress: Callable[[int], None] | None) -> None:
+    """Move ended requests from the kernel's buffer into the tally."""
+    count = int(net.counters.number[state.RECORDS])
+    net.counters.number[state.RECORDS] = 0
+    if count == 0:
+        return
+    number, real = net.records.number[:count], net.records.real[:count]
+    ending = number[:, state.R_ENDING]
+    tally.rejected += int((ending == state.REJECTED).sum())
+    tally.failed += int((ending == state.FAILED).sum())
+    ended = ending == state.COMPLETED
+    number, real = number[ended], real[ended]
+    tally.add(
+        Served(
+            index=number[:, state.R_PLACE],
+            kind=number[:, state.R_KIND],
+            profile=number[:, state.R_PROFILE],
+            ttft=real[:, state.R_TTFT],
+            wait=real[:, state.R_WAIT],
+            occupancy=real[:, state.R_OCCUPANCY],
+            distance=real[:, state.R_DISTANCE],
+            reused=real[:, state.R_REUSED],
+            saved=real[:, state.R_SAVED],
+            full=real[:, state.R_FULL],
+        )
+    )
+    if progress is not None:
+        progress(count)
+
+
+def _describe(
+    run: NetworkRun,
+    scenario: Scenario,
+    system: System,
+    spec: SimulationSpec,
+    layout: Layout,
+    rules: Rules,
+    net: Network,
+    stream: Any,
+) -> None:
+    """State the choices of a run beside its figures."""
+    policy, routing, facts = get_policy(scenario.policy), scenario.routing, run.facts
+    facts["space"] = layout.description
+    facts["nodes"] = {s: int((layout.assigned == i).sum()) for i, s in enumerate(system.profiles)}
+    if not policy.load_aware:
+        facts["waits"] = "not looked at"
+    elif rules.advertised:
+        facts["waits"] = (
+            f"each node's own mean over {routing.telemetry_window:g} s, every {rules.period:g} s, "
+            f"{routing.telemetry_delay:g} s old"
+        )
+    else:
+        facts["waits"] = f"tier means of predict ({scenario.delay_model})"
+    facts["radio"] = "policies see the mean delay at a distance, requests a drawn one"
+    if not layout.palm:
+        users = spec.users
+        facts["users"] = users.pattern + (
+            ", a new place for every request"
+            if users.count is None
+            else f", {users.count} that stay, mobility {users.mobility}"
+        )
+    if spec.failures is not None:
+        facts["failures"] = int(net.counters.number[state.FAILURES])
+    if spec.migration is not None:
+        facts["migration"] = {
+            "moves": int(net.counters.number[state.MOVES]),
+            "bytes": float(net.counters.real[state.BYTES_MOVED]),
+            "nodes": {
+                s: int((net.nodes.number[:, state.ASSIGNED] == i).sum())
+                for i, s in enumerate(system.profiles)
+            },
+        }
+    if stream is not None:
+        facts["workload"] = stream.facts
+    facts["events"] = int(net.counters.number[state.EVENTS])
+    facts["room_for_live_requests"] = len(net.slots.number)
+
+
+def _spread(run: NetworkRun, net: Network, system: System, layout: Layout, seconds: float) -> None:
+    """How unequally nodes are loaded: what a model of mean loads does not see (Theory H8)."""
+    if seconds <= 0:
+        return
+    servers = system.concurrency[layout.assigned]
+    rho = net.nodes.real[:, state.WORK_DONE] / (seconds * servers)
+    levels = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
+    run.facts["node_utilisation"] = {
+        s: {f"{z:g}": float(np.quantile(rho[layout.assigned == i], z)) for z in levels}
+        for i, s in enumerate(system.profiles)
+        if (layout.assigned == i).any()
+    }
+    over = int((rho >= 1).sum())
+    run.facts["overloaded_nodes"] = over
+    if over:
+        run.warnings.append(
+            f"{over} of {len(rho)} nodes are offered more than they can serve: their queues grow "
+            "for as long as the run lasts"
+        )
