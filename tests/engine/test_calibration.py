@@ -1,0 +1,197 @@
+"""Calibration on running engines: known parameters come back; two runs agree."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibration.check import check, compare
+from calibration.measure import calibrate
+from calibration.record import Calibration
+from calibration.speed import speed_check
+from cluster.engines import make_engine
+from cluster.engines.base import Engine, EngineFacts, Placement
+from testbed.scenario import EngineSpec
+from testbed.step_time import COEFFICIENTS, StepTime
+from testbed.theory.prefill import prefill_time
+
+pytestmark = pytest.mark.engine
+
+KNOWN = StepTime(
+    c_pre=2e-2, p=3e-3, c_both=2e-3, a=6e-5, b=4e-8, d=9e-8, c_dec=8e-3, e=5e-4, f=1e-6
+)
+
+
+class Running:
+    """A started engine in an event loop of its own, for tests of one module."""
+
+    def __init__(self, spec: EngineSpec, placement: Placement) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.engine: Engine = make_engine(spec, placement)
+        self.facts: EngineFacts = self(self.engine.start)
+
+    def __call__(self, job: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(job(*args, **options), self._loop).result(300)
+
+    def close(self) -> None:
+        self(self.engine.stop)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory) -> Iterator[Running]:
+    """An emulated engine whose step time is known, with a pool that binds before its seats."""
+    folder = tmp_path_factory.mktemp("known")
+    source = {
+        "schema_version": 1,
+        "source": {"kind": "emulated", "tool": "test"},
+        "engine": {"name": "emulated"},
+        "model": {"name": "tiny-llama"},
+        "device": {"kind": "other", "name": "none"},
+        "step_time": KNOWN.model_dump(),
+    }
+    Calibration.from_dict(source).save(folder / "known.json")
+    spec = EngineSpec(
+        name="emulated",
+        calibration=str(folder / "known.json"),
+        num_blocks=201,
+        max_sequences=16,
+        max_model_len=4096,
+    )
+    running = Running(spec, Placement(step_log=str(folder / "steps.bin")))
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def recovered(known) -> Calibration:
+    chain = np.arange(300, 300 + 1600, dtype=np.int32)
+    profiles = {"fallback": [], "deep": [chain]}
+    return known(
+        calibrate,
+        known.engine,
+        known.facts,
+        effort="check",
+        seed=5,
+        max_prompt=1500,
+        profiles=profiles,
+        reference=(600, 40),
+    )
+
+
+def test_the_step_time_comes_back_within_two_per_cent(recovered):
+    assert recovered.step_time is not None
+    for name in COEFFICIENTS:
+        assert getattr(recovered.step_time, name) == pytest.approx(
+            getattr(KNOWN, name), rel=0.02
+        ), name
+
+
+def test_unloaded_prefill_comes_back_within_two_per_cent(recovered):
+    fit = recovered.prefill_or_raise()
+    delivery = recovered.extra["delivery_overhead"]  # the real time from engine to caller
+    for p in recovered.prefill_points:
+        true = KNOWN.prefill_seconds(p.new, p.cached) + delivery
+        assert prefill_time(fit, p.new, p.cached) == pytest.approx(true, rel=0.02)
+    assert {p.cached for p in recovered.prefill_points} > {0}
+
+
+def test_occupancy_comes_back_within_two_per_cent(recovered):
+    for batch, output in [(1, 33), (8, 20)]:
+        true = sum(
+            KNOWN.seconds(decodes=batch, decode_context=batch * (500 + k))
+            for k in range(output - 1)
+        )
+        assert recovered.occupancy(output, 500, 0, batch=batch) == pytest.approx(true, rel=0.02)
+    for model in recovered.decode:
+        batch = round(model.concurrency)
+        step = KNOWN.seconds(decodes=batch, decode_context=batch * model.context_tokens)
+        assert model.occupancy(25) == pytest.approx(24 * step, rel=0.04)
+
+
+def test_pool_and_concurrency_come_back_exactly(known, recovered):
+    kappa = known.facts.bytes_per_token
+    assert recovered.memory.kappa == pytest.approx(kappa)
+    assert recovered.memory.pool_bytes == pytest.approx(200 * 32 * kappa)
+    fallback, deep = recovered.c_s
+    assert (fallback.profile, deep.profile) == ("fallback", "deep")
+    assert deep.persistent_bytes == pytest.approx(50 * 32 * kappa)
+    # 600 tokens fill 19 blocks and the outputs of the probe at most 2 more.
+    assert fallback.limit == deep.limit == "pool"
+    assert 200 // 21 <= fallback.measured <= 200 // 19
+    assert 150 // 21 <= deep.measured <= 150 // 19
+    assert fallback.formula == int(200 * 32 * kappa // fallback.per_sequence.value)
+
+
+def test_nothing_of_a_calibration_stays_in_the_engine(known, recovered):
+    load = known(known.engine.load)
+    assert load.kv_usage == 0 and load.running == load.waiting == 0
+
+
+def test_an_unchanged_engine_holds_and_keeps_its_speed(known, recovered):
+    found = known(check, known.engine, known.facts, record=recovered, seed=6)
+    assert found["holds"], found["reasons"]
+    speed = known(speed_check, known.engine, recovered, seed=7, budget=2.0)
+    assert speed["relative_time"] == pytest.approx(1.0, abs=0.02)
+    assert speed["interval"][0] <= speed["relative_time"] <= speed["interval"][1]
+
+
+def test_a_killed_calibration_goes_on(known, tmp_path):
+    """What was measured before the kill is not measured again."""
+    options = {"effort": "check", "seed": 8, "max_prompt": 128, "resume_dir": tmp_path}
+    stages: list[str] = []
+
+    def killer(stage: str, done: int, total: int) -> None:
+        stages.append(stage)
+        if stage == "decode":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        known(calibrate, known.engine, known.facts, progress=killer, **options)
+    before = (tmp_path / "points.jsonl").read_bytes().count(b'"stage":"prefill"')
+    record = known(calibrate, known.engine, known.facts, **options)
+    after = (tmp_path / "points.jsonl").read_bytes().count(b'"stage":"prefill"')
+    assert before == after > 0
+    assert record.extra["resumed_samples"] > 0 and record.decode
+
+
+# --- vLLM --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory) -> Iterator[Running]:
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed here")
+    folder = tmp_path_factory.mktemp("vllm")
+    spec = EngineSpec(name="vllm", num_blocks=400, max_sequences=4, max_model_len=2048)
+    running = Running(spec, Placement(step_log=str(folder / "steps.bin")))
+    yield running
+    running.close()
+
+
+def test_two_runs_on_vllm_agree_within_their_own_errors(vllm):
+    first, second = (
+        vllm(calibrate, vllm.engine, vllm.facts, effort="check", seed=seed, max_prompt=1024)
+        for seed in (1, 2)
+    )
+    found = compare(first.prefill_points, second.prefill_points)
+    # Both records state how far the machine's speed moved over their own passes.
+    moved = [r.extra["drift"]["standard_deviation"] or 0.0 for r in (first, second)]
+    level = abs(np.log(found["relative_time"]))
+    width = np.log(found["interval"][1] / found["interval"][0]) / 2
+    assert level <= width + 1.96 * np.hypot(*moved)
+    for record in (first, second):
+        assert record.memory.kappa == pytest.approx(vllm.facts.bytes_per_token)
+        assert record.prefill.coefficients.context > 0
+        assert record.step_time is not None and record.c_s[0].measured == 4
+        assert {p.cached for p in record.prefill_points} > {0}
