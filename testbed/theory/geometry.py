@@ -37,11 +37,13 @@ PANEL_TOLERANCE = 1e-13
 VOID = 37.0
 """Mean number of cheaper nodes at which the integrals stop: e^−37 = 9·10⁻¹⁷."""
 
-_ORDER = 12
+_ORDER = 16
 _x, _w = np.polynomial.legendre.leggauss(_ORDER)
 _NODES = 0.5 * (_x + 1.0)
 _WEIGHTS = 0.5 * _w
 _DEEPEST = 50
+_STEEPEST = 16.0
+"""Exposure that one panel spans at most: more is not worth trying at this order."""
 
 
 @numba.njit(cache=True)
@@ -78,6 +80,36 @@ def _grow(array: np.ndarray, size: int) -> np.ndarray:
     larger = np.empty((size,) + array.shape[1:], array.dtype)  # noqa: RUF005 - Numba has no star
     larger[: array.shape[0]] = array
     return larger
+
+
+@numba.njit(cache=True)
+def _grading(power: float) -> float:
+    """p of y = K + h·t^p: v ∝ t^k for a tier that opens at K, and the rest analytic in t^p.
+
+    An integer p leaves no fractional power at t = 0; a p of 5 or more leaves a harmless one. The
+    smallest such p spreads the nodes best.
+    """
+    best = np.inf
+    for k in range(1, 13):
+        p = k / power
+        if p < 1.0:
+            continue
+        if abs(p - round(p)) < 1e-9:
+            best = min(best, p)
+        elif p >= 5.0 and best > p + 3.0:
+            best = p
+    return best if best < np.inf else 13.0 / power
+
+
+@numba.njit(cache=True)
+def _span(
+    offset: np.ndarray, z: float, opened: np.ndarray, count: int, area: np.ndarray, power: float
+) -> float:
+    """v at the cost z beyond a segment's start, over the tiers open there."""
+    total = 0.0
+    for j in range(count):
+        total += area[opened[j]] * (offset[j] + z) ** power
+    return total
 
 
 @numba.njit(cache=True)
@@ -128,9 +160,8 @@ def cost_nodes(
     slope = np.empty((capacity, tiers))
     weight = np.empty(capacity)
     used = 0
-    k = max(1.0, math.ceil(3.0 * power))
-    p = k / power
-    stack = np.empty((_DEEPEST + 2, 2))
+    p = _grading(power)
+    stack = np.empty((_DEEPEST + 2, 4))
     opened = np.empty(tiers, np.int64)
     offset = np.empty(tiers)
 
@@ -149,57 +180,54 @@ def cost_nodes(
                 n_open += 1
         q = p if kink else 1.0
         depth = 0
-        stack[0, 0] = 0.0
-        stack[0, 1] = 1.0
+        stack[0] = 0.0, 1.0, _span(offset, 0.0, opened, n_open, area, power), 0.0
+        stack[0, 3] = _span(offset, length, opened, n_open, area, power)
         while depth >= 0:
-            a = stack[depth, 0]
-            b = stack[depth, 1]
+            a, b, va, vb = stack[depth]
             depth -= 1
-            if used + _ORDER > capacity:
-                capacity *= 2
-                cost = _grow(cost, capacity)
-                slope = _grow(slope, capacity)
-                weight = _grow(weight, capacity)
-            za = length * a**q
-            zb = length * b**q
-            va = 0.0
-            vb = 0.0
-            for j in range(n_open):
-                va += area[opened[j]] * (offset[j] + za) ** power
-                vb += area[opened[j]] * (offset[j] + zb) ** power
-            exact = math.exp(-va) - math.exp(-vb)
-            total = 0.0
-            for n in range(_ORDER):
-                t_n = a + (b - a) * _NODES[n]
-                z = length * t_n**q
-                v = 0.0
-                row = slope[used + n]
-                row[:] = 0.0
-                slopes = 0.0
-                for j in range(n_open):
-                    distance = offset[j] + z
-                    v_t = area[opened[j]] * distance**power
-                    v += v_t
-                    d = power * v_t / distance
-                    row[opened[j]] = d
-                    slopes += d
-                cost[used + n] = start + z
-                weight[used + n] = math.exp(-v) * (b - a) * _WEIGHTS[n] * q * z / t_n
-                total += slopes * weight[used + n]
-            fine = abs(total - exact) <= PANEL_TOLERANCE
-            if fine and exact > PANEL_TOLERANCE:
+            width = b - a
+            last_resort = depth + 3 > _DEEPEST or width < 1e-13
+            exact = math.exp(-va) * -math.expm1(va - vb)
+            fine = last_resort or exact < PANEL_TOLERANCE or vb - va < _STEEPEST
+            if fine and exact > PANEL_TOLERANCE and not last_resort:
+                za = length * a**q
+                zb = length * b**q
                 for c in range(cuts.size):
                     gap = (cuts[c] - start) - zb
                     if gap >= -1e-12 * length and rates[c] * gap < 32.0:
                         fine = fine and rates[c] * (zb - za) <= 6.0
-            if fine or depth + 2 > _DEEPEST or b - a < 1e-12:
+            if fine:
+                if used + _ORDER > capacity:
+                    capacity *= 2
+                    cost = _grow(cost, capacity)
+                    slope = _grow(slope, capacity)
+                    weight = _grow(weight, capacity)
+                total = 0.0
+                for n in range(_ORDER):
+                    t_n = a + width * _NODES[n]
+                    z = length * t_n**q
+                    v = 0.0
+                    row = slope[used + n]
+                    row[:] = 0.0
+                    slopes = 0.0
+                    for j in range(n_open):
+                        distance = offset[j] + z
+                        v_t = area[opened[j]] * distance**power
+                        v += v_t
+                        d = power * v_t / distance
+                        row[opened[j]] = d
+                        slopes += d
+                    cost[used + n] = start + z
+                    weight[used + n] = math.exp(-v) * width * _WEIGHTS[n] * q * z / t_n
+                    total += slopes * weight[used + n]
+                fine = last_resort or abs(total - exact) <= PANEL_TOLERANCE
+            if fine:
                 used += _ORDER
             else:
                 middle = 0.5 * (a + b)
-                stack[depth + 1, 0] = middle
-                stack[depth + 1, 1] = b
-                stack[depth + 2, 0] = a
-                stack[depth + 2, 1] = middle
+                vm = _span(offset, length * middle**q, opened, n_open, area, power)
+                stack[depth + 1] = middle, b, vm, vb
+                stack[depth + 2] = a, middle, va, vm
                 depth += 2
     return cost[:used], slope[:used], weight[:used]
 
@@ -216,6 +244,45 @@ def association_kernel(costs: np.ndarray, area: np.ndarray, power: float) -> np.
             for s in range(tiers):
                 result[q, s] += slope[n, s] * weight[n]
     return result
+
+
+@numba.njit(cache=True)
+def association_response(
+    costs: np.ndarray, area: np.ndarray, power: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """A_s and ∂A_s/∂K_t of one request type, shapes (S,) and (S, S) (Theory C3)."""
+    tiers = costs.size
+    none = np.empty(0)
+    _, slope, weight = cost_nodes(costs, area, power, none, none)
+    association = np.zeros(tiers)
+    response = np.zeros((tiers, tiers))
+    for n in range(weight.size):
+        w = weight[n]
+        for s in range(tiers):
+            mass = slope[n, s] * w
+            if mass > 0.0:
+                association[s] += mass
+                for t in range(s):
+                    response[s, t] += mass * slope[n, t]
+    for s in range(tiers):
+        for t in range(s):
+            response[t, s] = response[s, t]
+    for s in range(tiers):
+        response[s, s] = -response[s].sum()
+    return association, response
+
+
+@numba.njit(cache=True)
+def response_kernel(
+    costs: np.ndarray, area: np.ndarray, power: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """A_sq (Q, S) and ∂A_sq/∂K_tq (Q, S, S)."""
+    types, tiers = costs.shape
+    association = np.empty((types, tiers))
+    response = np.empty((types, tiers, tiers))
+    for q in range(types):
+        association[q], response[q] = association_response(costs[q], area, power)
+    return association, response
 
 
 @numba.njit(cache=True)
@@ -280,3 +347,9 @@ def associate(system: System, costs: np.ndarray) -> np.ndarray:
     """A_sq under costs K (Q, S), seconds: the least K_sq + radio delay serves (Theory C1, C3)."""
     area, power, _ = radio_area(system)
     return association_kernel(np.ascontiguousarray(costs, dtype=float), area, power)
+
+
+def respond(system: System, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A_sq (Q, S) and its derivative ∂A_sq/∂K_tq (Q, S, S), 1/s (Theory C3 differentiated)."""
+    area, power, _ = radio_area(system)
+    return response_kernel(np.ascontiguousarray(costs, dtype=float), area, power)

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from testbed.routing.policies import Policy
 from testbed.theory.delay.base import DelayModel, TierLoad
-from testbed.theory.geometry import associate
+from testbed.theory.delay.erlang_c import ErlangC
+from testbed.theory.geometry import associate, radio_area
+from testbed.theory.newton import newton
 from testbed.theory.system import System
 
 NEGLIGIBLE_WAIT = 1e-6
 """Waits are compared relative to at least this share of the mean residual prefill: below it a
 change of W̄ moves nothing that is reported."""
 
-_CEILINGS = (0.9, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-8, 1 - 1e-10)
-"""Utilisations above which the wait is continued by a straight line, from soft to sharp."""
+SPARE_SERVERS = (0.1, 1e-3, 1e-5, 1e-7)
+"""Free servers below which a node's wait is continued by a straight line, from soft to sharp."""
+
+_DIFFERENCE = 1e-4
+"""Relative step in the load at which a delay model's slope is taken."""
+
+STRETCHES = tuple(4.0**k for k in range(6, 0, -1))
+"""Radio delays, relative to the real ones, through which a difficult problem is approached."""
+
+_PATIENCE = 40
+
+_ARC = 0.03
+"""Share of the cost scale at which a step counts as one of waits rather than of utilisation."""
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A consistent (W̄, A), or the closest to it.
+    """A consistent (W̄, A), or the nearest that was found.
 
     Attributes
     ----------
@@ -30,11 +43,12 @@ class OperatingPoint:
     costs : (Q, S) K_sq that the association minimised together with the radio delay, s
     loads : one :class:`TierLoad` per profile
     utilisation : (S,) as the delay model sees it
-    converged, iterations : of the fixed point
-    feasible, reason : every tier with traffic below 1, or which one is not and by how much
-    history : (iterations, S) mean over types of the wait after each step, s (Fig. 6)
-    advertised : (Q, S) finite waits to start a neighbouring problem from
-    lost : a policy that looks at waits found no stable point: nothing is served
+    converged, iterations : of the fixed point; an iteration is one evaluation of the association
+    feasible : every tier's utilisation is below 1
+    reason : None, or which tiers are not and by how much
+    lost : a policy that looks at waits found no stable point, so that nothing is served
+    history : (iterations, S) mean wait of each tier after each step, s (Fig. 6)
+    advertised : (Q, S) finite waits that the policy looked at, s
     """
 
     wait: np.ndarray
@@ -46,21 +60,9 @@ class OperatingPoint:
     iterations: int
     feasible: bool
     reason: str | None
+    lost: bool
     history: np.ndarray
     advertised: np.ndarray
-    lost: bool
-
-
-def penalised_mean(model: DelayModel, load: TierLoad, ceiling: float) -> tuple[np.ndarray, float]:
-    """Mean excess delay (Q,) and utilisation; past ``ceiling`` the mean grows in a straight line.
-
-    That keeps the wait of an overloaded tier finite and increasing in its load (Theory D1).
-    """
-    rho = model.utilisation(load)
-    if rho <= ceiling:
-        return model.mean(load), rho
-    at_ceiling = model.mean(load.scaled(ceiling / rho))
-    return at_ceiling * (1.0 + (rho - ceiling) / (1.0 - ceiling)), rho
 
 
 def solve(
@@ -71,134 +73,339 @@ def solve(
     damping: float = 0.5,
     tolerance: float = 1e-10,
     max_iterations: int = 2000,
-    start: np.ndarray | None = None,
+    start: OperatingPoint | None = None,
 ) -> OperatingPoint:
-    """The operating point W̄ = Q(A(W̄)) of a policy (Theory D1-D3).
+    """The operating point W̄ = Q(A(W̄)) of a policy (Theory D1-D3), by Newton's method.
 
-    A policy that looks at no waits has nothing to iterate. For the others Anderson's
-    acceleration with mixing η = ``damping`` is applied to the damped iteration; the stop rule is
-    a largest relative change below ``tolerance``. ``start`` (Q, S) warm-starts it.
+    It is the point that :func:`damped` reaches where damping settles, in fewer steps; ties
+    between costs, beside which damping cycles, do not matter here. ``damping`` is the η of the
+    correction steps of delay models other than Erlang-C.
+
+    Parameters
+    ----------
+    tolerance : largest relative change of a wait, or of a Newton step, at the stop
+    max_iterations : evaluations of the association
+    start : the operating point of a neighbouring problem with the same types and profiles
     """
-    types, tiers = system.shape
     if not policy.load_aware:
-        costs = policy.fixed_cost(system.residual, np.zeros(tiers))
-        association = associate(system, costs)
-        return _point(system, model, association, costs, True, 1, np.zeros((0, tiers)), None)
+        return _blind(system, policy, model)
+    search = _Search(system, policy, model, tolerance, np.zeros((max_iterations, system.shape[1])))
+    if isinstance(model, ErlangC):
+        wait, converged = _erlang(search, start)
+    else:
+        wait, converged = _fitted(search, damping, start)
+    return assemble(search, wait, converged)
 
-    floor = NEGLIGIBLE_WAIT * float(system.probability @ system.residual.mean(axis=1))
-    wait = np.zeros((types, tiers)) if start is None else np.array(start, dtype=float)
-    history: list[np.ndarray] = []
-    iterations = 0
+
+def _blind(system: System, policy: Policy, model: DelayModel) -> OperatingPoint:
+    """A policy that looks at no waits has one association, whatever the load (Theory C7, D3)."""
+    search = _Search(system, policy, model, 0.0, np.zeros((0, system.shape[1])), used=1)
+    return assemble(search, np.zeros(system.shape), True)
+
+
+@dataclass
+class _Search:
+    """One call of :func:`solve`: the compiled iteration, its budget and its history."""
+
+    system: System
+    policy: Policy
+    model: DelayModel
+    tolerance: float
+    history: np.ndarray
+    used: int = 0
+
+    def __post_init__(self) -> None:
+        system = self.system
+        self._growth: dict[float, np.ndarray] = {}
+        nodes = np.where(system.density > 0, system.density, np.inf)
+        self.flow = system.intensity * system.probability[:, None] / nodes
+        self.fixed = np.ascontiguousarray(
+            self.policy.fixed_cost(system.residual, np.zeros(system.shape))
+        )
+        self.area, self.power, _ = radio_area(system)
+        self.floor = NEGLIGIBLE_WAIT * float(system.probability @ system.residual.mean(axis=1))
+        spread = float(np.ptp(system.residual[:, system.density > 0], axis=1).max())
+        near = float(system.radio.delay(np.array(1.0 / np.sqrt(np.pi * system.node_density))))
+        self.arc = _ARC * (spread + near)
+
+    def settle(self, level: np.ndarray, spare: float, curve: _Curve) -> bool:
+        """Bring ``level`` (S,) to the operating point of the curves, in place."""
+        first = level.copy()
+        if self._run(level, spare, curve, 1.0, self.tolerance, _PATIENCE):
+            return True
+        # Where radio delays are short beside differences of prefill the association is all or
+        # nothing and its derivative says little: come from longer radio delays.
+        level[:] = first
+        for stretch in STRETCHES:
+            self._run(level, spare, curve, stretch, 1e-3, _PATIENCE)
+        return self._run(level, spare, curve, 1.0, self.tolerance, len(self.history))
+
+    def _run(
+        self,
+        level: np.ndarray,
+        spare: float,
+        curve: _Curve,
+        stretch: float,
+        tolerance: float,
+        most: int,
+    ) -> bool:
+        room = self.history[self.used : self.used + most]
+        if not len(room):
+            return False
+        steps, converged = newton(
+            self.flow, self.fixed, self.policy.wait_weight * curve.share, curve.burden,
+            self.system.concurrency, curve.exponent, curve.unit,
+            self.growth(spare), self.area * stretch**-self.power, self.power, spare, level,
+            self.floor, self.arc, tolerance, room,
+        )  # fmt: skip
+        self.used += steps
+        return converged
+
+    def growth(self, spare: float) -> np.ndarray:
+        """Slope (S,), s, of the straight line above 1 − spare/c: the mean wait there of all
+        requests alike, in every spare/c (Theory D1)."""
+        if spare not in self._growth:
+            tiers = self.system.shape[1]
+            self._growth[spare] = np.array(
+                [overload_growth(self.system, self.model, s, spare) for s in range(tiers)]
+            )
+        return self._growth[spare]
+
+    def conclusive(self, association: np.ndarray, spare: float) -> bool:
+        """The straight line was not used, or a sharper one would change nothing.
+
+        Where the overload exceeds a hundred times the spare servers, waits are so long that only
+        their differences count, and these no longer depend on how sharp the line is.
+        """
+        system = self.system
+        over = max(
+            (self.model.utilisation(system.tier_load(association, s)) - 1.0) * c
+            for s, c in enumerate(system.concurrency)
+        )
+        return over <= -spare or over > 100.0 * spare or system.capacity_margin <= 0
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """W̄_qs = share_qs·unit_s·f_s(ρ_s), as `newton` takes it."""
+
+    share: np.ndarray
+    burden: np.ndarray
+    exponent: np.ndarray
+    unit: np.ndarray
+
+
+def _erlang(search: _Search, start: OperatingPoint | None) -> tuple[np.ndarray, bool]:
+    """Advertised waits (Q, S) at the operating point of Erlang-C tiers, and convergence."""
+    system = search.system
+    tiers = system.shape[1]
+    curve = _Curve(
+        share=np.ones(system.shape),
+        burden=system.occupancy / system.concurrency,
+        exponent=np.full(tiers, -1.0),
+        unit=np.ones(tiers),
+    )
+    level = np.zeros(tiers) if start is None else start.advertised.max(axis=0)
+    level[system.density <= 0] = 0.0
     converged = False
-    association = np.zeros((types, tiers))
-    costs = wait
-
-    def image(w: np.ndarray, ceiling: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        k = policy.fixed_cost(system.residual, w)
-        a = associate(system, k)
-        out = np.empty_like(w)
-        rho = np.empty(tiers)
-        for s in range(tiers):
-            out[:, s], rho[s] = penalised_mean(model, system.tier_load(a, s), ceiling)
-        return out, a, rho
-
-    for ceiling in _CEILINGS:
-        memory = _Anderson(damping)
-        converged = False
-        while iterations < max_iterations:
-            iterations += 1
-            target, association, rho = image(wait, ceiling)
-            costs = policy.fixed_cost(system.residual, wait)
-            change = np.abs(target - wait) / np.maximum(np.maximum(target, wait), floor)
-            if change.max() < tolerance:
-                converged = True
-                break
-            wait = memory.step(wait, target)
-            history.append(wait.mean(axis=0))
-        if not converged or rho.max() <= ceiling:
+    for spare in SPARE_SERVERS:
+        converged = search.settle(level, spare, curve)
+        association = associate(system, search.policy.fixed_cost(system.residual, level))
+        if not converged or search.conclusive(association, spare):
             break
-    return _point(system, model, association, costs, converged, iterations, np.array(history), wait)
+    return np.broadcast_to(level, system.shape).copy(), converged
 
 
-class _Anderson:
-    """Safeguarded Anderson acceleration of w ← (1 − η) w + η Q(w), kept at or above 0."""
+def _fitted(
+    search: _Search, damping: float, start: OperatingPoint | None
+) -> tuple[np.ndarray, bool]:
+    """The same for any delay model: its wait curves are fitted at the loads, solved, refitted.
 
-    def __init__(self, damping: float, depth: int = 5) -> None:
-        self.damping = damping
-        self.depth = depth
-        self.points: list[np.ndarray] = []
-        self.residuals: list[np.ndarray] = []
-        self.best = np.inf
+    A fit ω = m·ρ^k/(1 − ρ) meets the model's mean and slope at the present load, so the refitting
+    converges like Newton's method in the load; what the mix does to the wait enters with the next
+    fit, damped by η when the change grows.
+    """
+    system, policy, model = search.system, search.policy, search.model
+    wait = np.zeros(system.shape) if start is None else start.advertised.copy()
+    wait[:, system.density <= 0] = 0.0
+    level = np.zeros(system.shape[1])
+    converged = False
+    for spare in SPARE_SERVERS:
+        old: _Curve | None = None
+        last, grew = np.inf, False
+        association = associate(system, policy.fixed_cost(system.residual, wait))
+        while search.used < len(search.history):
+            curve = _fit(system, model, association, spare)
+            if old is not None:
+                curve = _blend(old, curve, damping if grew else 1.0)
+            old = curve
+            if not search.settle(level, spare, curve):
+                break
+            before, wait = wait, curve.share * level
+            association = associate(system, policy.fixed_cost(system.residual, wait))
+            target = penalised_means(system, model, association, spare)
+            change = _relative_change(target, wait, search.floor)
+            grew, last = change > last, change
+            moved = _relative_change(before, wait, search.floor)
+            converged = min(change, moved) < search.tolerance
+            if converged:
+                break
+        if not converged or search.conclusive(association, spare):
+            break
+    return wait, converged
 
-    def step(self, wait: np.ndarray, target: np.ndarray) -> np.ndarray:
-        f = (target - wait).ravel()
-        norm = float(np.abs(f).max())
-        if norm > 2.0 * self.best:
-            self.points.clear()
-            self.residuals.clear()
-        self.best = min(self.best, norm)
-        self.points.append(wait.ravel())
-        self.residuals.append(f)
-        del self.points[: -self.depth - 1], self.residuals[: -self.depth - 1]
-        plain = wait.ravel() + self.damping * f
-        if len(self.points) == 1:
-            return plain.reshape(wait.shape)
-        dx = np.diff(np.array(self.points), axis=0).T
-        df = np.diff(np.array(self.residuals), axis=0).T
-        gamma = np.linalg.lstsq(df, f, rcond=1e-10)[0]
-        proposal = plain - (dx + self.damping * df) @ gamma
-        proposal = np.where(proposal >= 0, proposal, plain)
-        return np.maximum(proposal, 0.0).reshape(wait.shape)
 
-
-def _point(
-    system: System,
-    model: DelayModel,
-    association: np.ndarray,
-    costs: np.ndarray,
-    converged: bool,
-    iterations: int,
-    history: np.ndarray,
-    advertised: np.ndarray | None,
-) -> OperatingPoint:
+def _fit(system: System, model: DelayModel, association: np.ndarray, spare: float) -> _Curve:
+    """Curves through the model's mean and slope at each tier's load."""
     types, tiers = system.shape
+    share = np.ones((types, tiers))
+    burden = system.occupancy / system.concurrency
+    exponent = np.ones(tiers)
+    unit = np.zeros(tiers)
+    for s in range(tiers):
+        load = system.tier_load(association, s)
+        if load.arrival_rate <= 0:
+            load = replace(load, arrival_rate=1.0)
+        rho = model.utilisation(load)
+        if rho <= 0:
+            continue
+        if load.offered_load > 0:
+            burden[:, s] *= rho / (load.offered_load / load.concurrency)
+        at = min(max(rho, 1e-3), 1.0 - spare / load.concurrency)
+        here = model.mean(load.scaled(at / rho))
+        before = model.mean(load.scaled(at / rho * (1.0 - _DIFFERENCE)))
+        mean, mean_before = float(load.weights @ here), float(load.weights @ before)
+        if mean <= 0:
+            continue
+        share[:, s] = here / mean
+        if mean_before > 0:
+            steepness = np.log(mean / mean_before) / -np.log1p(-_DIFFERENCE)
+            exponent[s] = max(steepness - at / (1.0 - at), 0.0)
+        unit[s] = mean * (1.0 - at) * at ** -exponent[s]
+    return _Curve(share, burden, exponent, unit)
+
+
+def _blend(old: _Curve, new: _Curve, part: float) -> _Curve:
+    def mix(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return (1.0 - part) * a + part * b
+
+    return _Curve(*(mix(getattr(old, f.name), getattr(new, f.name)) for f in fields(_Curve)))
+
+
+def _relative_change(target: np.ndarray, wait: np.ndarray, floor: float) -> float:
+    return float((np.abs(target - wait) / np.maximum(np.maximum(target, wait), floor)).max())
+
+
+def overload_growth(system: System, model: DelayModel, s: int, spare: float) -> float:
+    """Mean wait of all requests alike at 1 − spare/c of tier s, in every spare/c; seconds.
+
+    It does not depend on the mix that the tier gets: a penalty that did could have several
+    answers.
+    """
+    load = replace(
+        system.tier_load(np.zeros(system.shape), s), arrival_rate=1.0, weights=system.probability
+    )
+    rho = model.utilisation(load)
+    if rho <= 0:
+        return 1.0
+    free = spare / load.concurrency
+    mean = float(system.probability @ model.mean(load.scaled((1.0 - free) / rho)))
+    return mean / free
+
+
+def penalised_means(
+    system: System, model: DelayModel, association: np.ndarray, spare: float
+) -> np.ndarray:
+    """Q(A), the mean excess delays (Q, S), s; straight lines above 1 − spare/c (Theory D1)."""
+    result = np.zeros(system.shape)
+    for s in range(system.shape[1]):
+        load = system.tier_load(association, s)
+        rho = model.utilisation(load)
+        ceiling = 1.0 - spare / load.concurrency
+        if rho <= ceiling:
+            result[:, s] = model.mean(load)
+            continue
+        edge = model.mean(load.scaled(ceiling / rho))
+        more = overload_growth(system, model, s, spare) * (rho - ceiling)
+        result[:, s] = edge * (1.0 + more / float(load.weights @ edge))
+    return result
+
+
+def damped(
+    system: System,
+    policy: Policy,
+    model: DelayModel,
+    *,
+    damping: float = 0.5,
+    tolerance: float = 1e-10,
+    max_iterations: int = 2000,
+    start: OperatingPoint | None = None,
+    spare: float = SPARE_SERVERS[0],
+) -> OperatingPoint:
+    """The paper's iteration as it stands: W̄ ← (1 − η)W̄ + η·Q(A(W̄)) from 0 (Theory D1).
+
+    It can cycle where W̄ sits beside a tie of two costs, and then says that it did not converge.
+    Kept for Fig. 6 and as the reference that :func:`solve` must agree with.
+    """
+    if not policy.load_aware:
+        return _blind(system, policy, model)
+    search = _Search(system, policy, model, tolerance, np.zeros((max_iterations, system.shape[1])))
+    wait = np.zeros(system.shape) if start is None else start.advertised.copy()
+    settled = False
+    while search.used < max_iterations and not settled:
+        search.history[search.used] = wait.mean(axis=0)
+        search.used += 1
+        association = associate(system, policy.fixed_cost(system.residual, wait))
+        target = penalised_means(system, model, association, spare)
+        settled = _relative_change(target, wait, search.floor) < tolerance
+        if not settled:
+            wait = (1.0 - damping) * wait + damping * target
+    return assemble(search, wait, settled)
+
+
+def assemble(search: _Search, wait: np.ndarray, converged: bool) -> OperatingPoint:
+    """The operating point at which nodes advertise ``wait`` (Q, S), finite, seconds."""
+    system, policy, model = search.system, search.policy, search.model
+    types, tiers = system.shape
+    costs = policy.fixed_cost(system.residual, wait)
+    association = associate(system, costs)
     loads = tuple(system.tier_load(association, s) for s in range(tiers))
     rho = np.array([model.utilisation(load) for load in loads])
-    wait = np.full((types, tiers), np.inf)
+    actual = np.full((types, tiers), np.inf)
     for s in range(tiers):
         if rho[s] < 1:
-            wait[:, s] = model.mean(loads[s])
-    worst = int(np.argmax(rho))
-    feasible = bool(rho[worst] < 1)
-    reason = None if feasible else _overload(system, loads, rho)
+            actual[:, s] = model.mean(loads[s])
+    feasible = bool((rho < 1).all())
     return OperatingPoint(
-        wait=wait,
+        wait=actual,
         association=association,
         costs=costs,
         loads=loads,
         utilisation=rho,
         converged=converged,
-        iterations=iterations,
+        iterations=search.used,
         feasible=feasible,
-        reason=reason,
-        history=history,
-        advertised=np.where(np.isfinite(wait), wait, 0.0) if advertised is None else advertised,
-        lost=advertised is not None and not feasible,
+        reason=None if feasible else _overload(system, policy, loads, rho),
+        lost=policy.load_aware and not feasible,
+        history=search.history[: search.used],
+        advertised=wait,
     )
 
 
-def _overload(system: System, loads: tuple[TierLoad, ...], rho: np.ndarray) -> str:
-    """Which tiers cannot serve what they get, and by how much (Theory D1)."""
+def _overload(system: System, policy: Policy, loads: tuple[TierLoad, ...], rho: np.ndarray) -> str:
+    """Which tiers cannot serve what they get, and by how much (Theory D1-D3)."""
     parts = [
-        f"{system.names[s]}: utilisation {rho[s]:.4g}, {loads[s].arrival_rate:.4g} requests/s per "
-        f"node against {loads[s].arrival_rate / rho[s]:.4g} that it can serve"
-        for s in np.argsort(-rho)
+        f"{system.names[s]} has utilisation {rho[s]:.4g}: {loads[s].arrival_rate:.4g} requests/s "
+        f"per node where it can serve {loads[s].arrival_rate / rho[s]:.4g}"
+        for s in np.argsort(-rho, kind="stable")
         if rho[s] >= 1
     ]
     text = "; ".join(parts)
+    if policy.load_aware:
+        text = f"no stable operating point: {text}"
     if system.capacity_margin < 0:
         text += (
-            f"; no routing can serve this: the least demand is {system.least_demand:.4g} busy "
-            f"servers per km², the capacity {system.capacity:.4g}"
+            f"; no routing can help: the least demand is {system.least_demand:.4g} busy servers "
+            f"per km², the capacity {system.capacity:.4g}"
         )
     return text

@@ -24,7 +24,7 @@ def predict(
     *,
     delay_model: str | None = None,
     step_time: StepTime | None = None,
-    start: np.ndarray | None = None,
+    start: OperatingPoint | None = None,
 ) -> Outcome:
     """The scenario's outcome by the analytical model (Theory A-E).
 
@@ -33,7 +33,7 @@ def predict(
     scenario : what is asked
     delay_model : a registered delay model instead of ``scenario.delay_model``
     step_time : calibration of the nodes' engine, for the delay models that use it
-    start : (Q, S) waits to start the operating point from, seconds
+    start : the operating point of a neighbouring scenario, to start from
 
     Raises
     ------

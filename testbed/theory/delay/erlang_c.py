@@ -56,6 +56,28 @@ def mean_wait(servers: int, offered: float, mean_service: float) -> float:
     return erlang_c(servers, offered) * mean_service / (servers - offered)
 
 
+@numba.njit(cache=True)
+def scaled_wait(servers: int, utilisation: float) -> tuple[float, float]:
+    """W̄·μ = C/(c − a) and its derivative by ρ = a/c, for ρ < 1 (Theory B6).
+
+    The derivative uses d(1/B)/da = −(c/a − 1)/B − 1.
+    """
+    if utilisation <= 0.0:
+        # One server waits from the first request on: W̄ μ = ρ/(1 − ρ).
+        return 0.0, 1.0 if servers == 1 else 0.0
+    a = utilisation * servers
+    free = 1.0 - utilisation
+    inverse = _inverse_blocking(servers, a)
+    if inverse == np.inf:
+        return 0.0, 0.0
+    below = utilisation + free * inverse
+    waiting = 1.0 / below
+    slope_of_inverse = servers * (-inverse * free / utilisation - 1.0)
+    slope_of_below = 1.0 - inverse + free * slope_of_inverse
+    value = waiting / (servers * free)
+    return value, value * (1.0 / free - slope_of_below / below)
+
+
 class ExponentialWait(ExcessDelay):
     """0 with probability 1 − C, else exponential with rate θ; the same for every type.
 
