@@ -22,6 +22,7 @@ PREFILL_UNITS = {
     "quadratic": "s/token²",
     "context": "s/token²",
 }
+STEP_UNITS = {"a": "s/token", "b": "s/token²", "d": "s/token²", "e": "s/decode", "f": "s/token"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _figures(before: Record, after: Record | None) -> Table:
         cells = [words(name), words(known.unit if known else "", "faint")]
         for found in (old, new)[: 2 if second else 1]:
             cells += [
-                figure(None if found is None else significant(found.value, 4)),
+                figure(None if found is None else _number(found.value)),
                 figure(None if found is None or found.error is None else f"± {_error(found)}"),
             ]
         if second:
@@ -81,6 +82,10 @@ def _figures(before: Record, after: Record | None) -> Table:
         if second
         else "",
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else significant(value, 4)
 
 
 def _error(found: _Figure) -> str:
@@ -112,7 +117,7 @@ def _read(record: Record) -> Iterator[tuple[str, _Figure]]:
         yield "prefill, held-out error", _Figure("%", 100 * prefill["relative_error"])
     step = {k: v for k, v in _part(record, "step_time").items() if isinstance(v, int | float)}
     for name, value in step.items():
-        yield f"step time {plain(name)}", _Figure("s per unit", value)
+        yield f"step time {plain(name)}", _Figure(STEP_UNITS.get(name, "s"), value)
     memory = _part(record, "memory")
     for key, name in (("pool_bytes", "KV pool, M"), ("kappa_nominal", "κ nominal")):
         if memory.get(key) is not None:
@@ -147,9 +152,7 @@ def _fits(fits: list[Record]) -> Table:
                 figure(None if fit.get(k) is None else percent(100 * fit[k], signed=False))
                 for k in ("relative_error", "held_out_error")
             ),
-            words(
-                ", ".join(f"{k} {significant(v)}" for k, v in _part(fit, "coefficients").items())
-            ),
+            words(_coefficients(fit)),
         )
         for fit in fits
     )
@@ -159,6 +162,14 @@ def _fits(fits: list[Record]) -> Table:
         head,
         rows,
         note="Errors are root-mean-square and relative.",
+    )
+
+
+def _coefficients(fit: Record) -> str:
+    errors = _part(fit, "standard_errors")
+    return ", ".join(
+        f"{k} {significant(v)}" + (f" ± {significant(errors[k], 2)}" if k in errors else "")
+        for k, v in _part(fit, "coefficients").items()
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from testbed.reporting.agreement import Agreement, Reading, Status, agree
 from testbed.reporting.compare import Case, Comparison, Row
-from testbed.reporting.quantities import ASSOCIATION, COVERAGE, LATENCY, NETWORK, TIERS, Quantity
+from testbed.reporting.quantities import COVERAGE, LATENCY, Quantity
 from testbed.reporting.table import Cell, Table, Tone, figure, words
 from testbed.reporting.verdict import Level
 from testbed.reporting.wording import (
@@ -61,13 +62,6 @@ LEVEL_TONES: dict[Level, Tone] = {
     "unstable": "unsure",
     "invalid": "bad",
 }
-PART_NAMES = {
-    LATENCY: "TTFT",
-    COVERAGE: "coverage",
-    NETWORK: "network",
-    TIERS: "tiers",
-    ASSOCIATION: "association",
-}
 
 
 def case_name(case: Case) -> str:
@@ -92,7 +86,7 @@ def figures_table(case: Case, parts: Sequence[str], caption: str) -> Table:
             _value(row, 0),
             _interval(row, 0),
             _own_noise(row),
-            *(c for i in others for c in _columns(row, i, i in noisy)),
+            *(c for i in others for c in _muted(case, i, _columns(row, i, i in noisy))),
         )
         for row in _rows(case, parts)
     )
@@ -100,6 +94,13 @@ def figures_table(case: Case, parts: Sequence[str], caption: str) -> Table:
     sizes = [len(case.part(part)) for part in parts]
     starts = tuple(accumulate(sizes[:-1], initial=0))
     return Table(title, tuple(head), rows, spans=tuple(spans), starts=starts)
+
+
+def _muted(case: Case, i: int, cells: Sequence[Cell]) -> list[Cell]:
+    """Cells without a judging colour where an invalid outcome leaves nothing to judge."""
+    if case.verdicts[i - 1].level != "invalid":
+        return list(cells)
+    return [replace(cell, tone="faint") for cell in cells]
 
 
 def _columns(row: Row, i: int, noisy: bool) -> tuple[Cell, ...]:
@@ -132,7 +133,7 @@ def pair_table(case: Case, parts: Sequence[str], i: int, *, intervals: bool = Tr
             words(row.quantity.label),
             _value(row, 0),
             *((_interval(row, 0),) if intervals else ()),
-            *_against(row, i, brief=True),
+            *_muted(case, i, _against(row, i, brief=True)),
         )
         for row in _rows(case, parts)
     )
@@ -171,7 +172,10 @@ def summary_table(comparison: Comparison, cases: Sequence[Case]) -> Table:
                 cells += (
                     [figure(None), figure(None)]
                     if row is None
-                    else [_value(row, i), Cell("", figure=True) if first else _error(row, i)]
+                    else [
+                        _value(row, i),
+                        *([Cell("", figure=True)] if first else _muted(case, i, (_error(row, i),))),
+                    ]
                 )
             cells.append(_level(case, i))
             rows.append(tuple(cells))
@@ -210,17 +214,13 @@ def marked(case: Case, i: int) -> str:
     return label if outcome.feasible else f"{label} (infeasible)"
 
 
-def _reading(row: Row, i: int) -> Reading | None:
-    return row.readings[i]
-
-
 def _value(row: Row, i: int) -> Cell:
-    reading = _reading(row, i)
+    reading = row.readings[i]
     return figure(None if reading is None else amount(reading.value, row.quantity.unit))
 
 
 def _interval(row: Row, i: int) -> Cell:
-    reading = _reading(row, i)
+    reading = row.readings[i]
     if reading is None or reading.interval is None:
         return figure(None)
     return figure(span(reading.interval, row.quantity.unit), "faint")

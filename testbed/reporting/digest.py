@@ -12,13 +12,13 @@ from testbed.reporting.verdict import Level
 from testbed.reporting.wording import percent
 
 ORDER: tuple[Level, ...] = (
-    "invalid",
     "misses",
     "too noisy",
     "close",
     "agrees",
     "unstable",
     "not comparable",
+    "invalid",
 )
 WORDS: dict[Level, str] = {
     "misses": "misses in",
@@ -27,7 +27,7 @@ WORDS: dict[Level, str] = {
     "close": "is close in",
     "agrees": "agrees in",
     "not comparable": "has no interval to judge by in",
-    "invalid": "is or faces an invalid outcome in",
+    "invalid": "cannot be judged, for an invalid outcome, in",
 }
 
 

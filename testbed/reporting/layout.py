@@ -27,7 +27,7 @@ class Look:
         self.width = 2.8 if first else 1.4
         self.line = outcome.kind == "predicted"
         self.order = 2.0 if first else 3.0
-        self.invalid = not outcome.valid
+        self.valid = [outcome.valid]
 
 
 def looks(comparison: Comparison) -> dict[str, Look]:
@@ -37,14 +37,17 @@ def looks(comparison: Comparison) -> dict[str, Look]:
         for label, outcome in zip(case.labels, case.outcomes, strict=True):
             if label not in found:
                 found[label] = Look(outcome, len(found))
-            found[label].invalid |= not outcome.valid
+            else:
+                found[label].valid.append(outcome.valid)
     return found
 
 
 def legend(figure: Figure, shown: dict[str, Look], *, lines: bool = True) -> None:
     handles = []
     for label, look in shown.items():
-        text = f"{label} (INVALID)" if look.invalid else label
+        text = label
+        if not all(look.valid):
+            text += " (some INVALID)" if any(look.valid) else " (INVALID)"
         line = {"linestyle": look.dash, "linewidth": look.width} if lines else {}
         line |= {} if lines else {"marker": look.marker, "linestyle": ""}
         handles.append(Line2D([], [], color=look.color, label=text, **line))

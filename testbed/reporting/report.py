@@ -192,7 +192,7 @@ def _calibration(
 def _reproduction(comparison: Comparison) -> Section:
     blocks: list[Block] = [Grid(reproduction_table(comparison))]
     for group in comparison.groups:
-        caption = f"scenario.yaml of {plain(group.name)} (its first answer)"
+        caption = f"scenario.yaml: {plain(group.name)}, as {case_name(group.cases[0])} was asked"
         blocks.append(Code(caption, scenario_yaml(group)))
     if (environment := environment_table(comparison.outcomes)) is not None:
         blocks.append(Grid(environment))

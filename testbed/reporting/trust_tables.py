@@ -35,13 +35,16 @@ def validity_table(comparison: Comparison) -> Table:
                 continue
             rows.append((*_where(outcome, label), *_trust(outcome)))
     head = ("policy", "load", "answer", "valid", "sent", "completed", "rejected", "failed")
-    late = ("lag p50", "lag p99", "p99 / median", "TTFT mean", "from send", "asked", "achieved")
+    late = ("lag p50", "lag p99", "p99 / median", "overhead p50", "overhead p99")
+    rates = ("TTFT mean", "from send", "asked", "achieved")
     return Table(
         f"Requests and punctuality ({provenance(comparison.outcomes)})",
-        (*head, *late),
+        (*head, *late, *rates),
         tuple(rows),
-        note="Lag: how late a request left for its replica, beyond the emulated radio. TTFT counts "
-        "from the intended time; 'from send' from the actual one. Asked and achieved: requests/s.",
+        note="Lag: how late a request left for its replica, beyond the emulated radio. Overhead: "
+        "from the intended send to the engine's arrival stamp on an idle replica, without that "
+        "radio. TTFT counts from the intended time; 'from send' from the actual one. Asked and "
+        "achieved: requests/s.",
     )
 
 
@@ -50,6 +53,7 @@ def _trust(outcome: Outcome) -> tuple[Cell, ...]:
     lag, sent = _mapping(extra, "dispatch_lag"), extra.get("ttft_from_send")
     from_send = sent.get("mean") if isinstance(sent, Mapping) else sent
     median = next((t for z, t in outcome.ttft.quantiles.items() if float(z) == 0.5), None)
+    idle = _mapping(_mapping(extra, "harness_overhead"), "idle_replica")
     ratio = 100 * lag["p99"] / median if median and "p99" in lag else None
     return (
         words("yes", "good") if outcome.valid else words("INVALID", "bad"),
@@ -57,6 +61,8 @@ def _trust(outcome: Outcome) -> tuple[Cell, ...]:
         _time(lag.get("p50")),
         _time(lag.get("p99")),
         figure(None if ratio is None else percent(ratio, signed=False)),
+        _time(idle.get("p50")),
+        _time(idle.get("p99")),
         _time(outcome.ttft.mean),
         _time(from_send),
         *(_rate(extra.get(key)) for key in ("requested_rate", "achieved_rate")),
@@ -199,7 +205,9 @@ def command(outcome: Outcome) -> str:
         return plain(recorded)
     verb = {"predicted": "predict", "simulated": "simulate", "measured": "run"}[outcome.kind]
     text = f"testbed {verb} scenario.yaml"
-    if outcome.kind == "simulated" and outcome.requests is not None:
+    if outcome.delay_model and outcome.delay_model != outcome.scenario.get("delay_model"):
+        text += f" --delay-model {plain(outcome.delay_model)}"
+    if outcome.requests is not None:
         text += f" --requests {outcome.requests.sent}"
     return text if outcome.seed is None else f"{text} --seed {outcome.seed}"
 

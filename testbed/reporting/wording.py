@@ -9,6 +9,7 @@ from testbed.outcome import Outcome
 
 MISSING = "–"
 MINUS = "−"
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NBSP = "\u00a0"
 
 CLOCKS = {
@@ -29,7 +30,7 @@ def significant(value: float, digits: int = 3) -> str:
     """A number with ``digits`` significant digits, thousands separated, never in disguise.
 
     >>> significant(0.0842), significant(1234.5), significant(float("inf")), significant(-2e-8)
-    ('0.0842', '1,234', '∞', '−2e−08')
+    ('0.0842', '1,234', '∞', '−2.00×10⁻⁸')
     """
     if math.isinf(value):
         return "∞" if value > 0 else f"{MINUS}∞"
@@ -37,7 +38,8 @@ def significant(value: float, digits: int = 3) -> str:
         return "0"
     magnitude = math.floor(math.log10(abs(value)))
     if magnitude < -4 or magnitude >= 9:
-        text = f"{value:.{digits}g}"
+        mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+        text = f"{mantissa}×10{str(int(exponent)).translate(SUPERSCRIPT)}"
     else:
         text = f"{value:,.{max(digits - 1 - magnitude, 0)}f}"
     return text.replace("-", MINUS)
