@@ -49,10 +49,9 @@ class _StepTime(BaseModel):
         raise NotImplementedError
 
     @cached_property
-    def _packed(self) -> np.ndarray:
-        packed = self.vector()
-        packed.flags.writeable = False
-        return packed
+    def packed(self) -> np.ndarray:
+        """:meth:`vector`, made once; not to be written to."""
+        return self.vector()
 
     def seconds(
         self,
@@ -84,7 +83,7 @@ class _StepTime(BaseModel):
             context += n * h
         return float(
             step_seconds(
-                self._packed, prefills, new, squared, context, decodes, float(decode_context)
+                self.packed, prefills, new, squared, context, decodes, float(decode_context)
             )
         )
 
@@ -256,21 +255,27 @@ def decode_line(
     if k.size <= 9:
         seconds = k[6] + k[7] * decodes + k[8] * decode_context
         return seconds, k[8] * decodes, np.int64(1) << 40
-    seconds = _operator_seconds(k, 0, 0.0, 0.0, 0.0, decodes, decode_context)
+    n_decodes = int(k[4])
     size = int(k[5])
-    grid = 16 + int(k[0]) + int(k[1]) + int(k[2]) + int(k[3]) + int(k[4])
+    decode_grid = 16 + int(k[0]) + int(k[1]) + int(k[2]) + int(k[3])
+    grid = decode_grid + n_decodes
+    table = grid + size + int(k[6]) + int(k[0]) + int(k[1]) + int(k[2]) * int(k[3])
     mean = decode_context / decodes
-    if size == 1 or mean >= k[grid + size - 1]:
+    row, w = _cell(k, decode_grid, n_decodes, float(decodes))
+    column, v = _cell(k, grid, size, mean)
+    seconds = _token_seconds(k, float(decodes), float(decodes))
+    if size == 1 or mean < k[grid]:
         steps = np.int64(1) << 40
-    else:
-        j, _ = _cell(k, grid, size, mean)
-        knot = k[grid] if mean < k[grid] else k[grid + j + 1]
-        steps = np.int64(np.floor(knot - mean)) + 1
-    slope = 0.0
-    if steps > 1:
-        later = _operator_seconds(k, 0, 0.0, 0.0, 0.0, decodes, decode_context + decodes)
-        slope = later - seconds
-    return seconds, slope, steps
+        if size > 1:
+            steps = np.int64(np.floor(k[grid] - mean)) + 1
+        return seconds + _plane(k, table, size, row, w, 0, 0.0), 0.0, steps
+    first = _plane(k, table, size, row, w, column, 0.0)
+    rise = _plane(k, table, size, row, w, column, 1.0) - first
+    width = k[grid + column + 1] - k[grid + column]
+    steps = np.int64(1) << 40
+    if mean < k[grid + size - 1]:
+        steps = np.int64(np.floor(k[grid + column + 1] - mean)) + 1
+    return seconds + first + v * rise, rise / width, steps
 
 
 @numba.njit(cache=True)
@@ -319,6 +324,28 @@ def _plane(k: np.ndarray, table: int, columns: int, i: int, w: float, j: int, v:
 
 
 @numba.njit(cache=True)
+def _token_seconds(k: np.ndarray, total: float, sequences: float) -> float:
+    """All of a step but its attention: ``total`` tokens of ``sequences`` sequences."""
+    n_tokens = int(k[0])
+    n_sequences = int(k[1])
+    n_padding = int(k[6])
+    grid = 16 + n_tokens
+    padding = grid + n_sequences + int(k[2]) + int(k[3]) + int(k[4]) + int(k[5])
+    dense = padding + n_padding
+    if n_padding > 0 and total <= k[padding + n_padding - 1]:
+        low, high = -1, n_padding - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if k[padding + middle] < total:
+                low = middle
+            else:
+                high = middle
+        total = k[padding + high]
+    t = k[7] + _line(k, 16, n_tokens, dense, total)
+    return t + _line(k, grid, n_sequences, dense + n_tokens, sequences)
+
+
+@numba.njit(cache=True)
 def _operator_seconds(
     k: np.ndarray,
     prefills: int,
@@ -336,33 +363,15 @@ def _operator_seconds(
     n_h = int(k[3])
     n_decodes = int(k[4])
     n_context = int(k[5])
-    n_padding = int(k[6])
-    tokens = 16
-    sequences = tokens + n_tokens
-    chunk = sequences + n_sequences
+    chunk = 16 + n_tokens + n_sequences
     h_grid = chunk + n_chunk
     decode_grid = h_grid + n_h
     context_grid = decode_grid + n_decodes
-    padding = context_grid + n_context
-    dense = padding + n_padding
-    head = dense + n_tokens
-    prefill_table = head + n_sequences
+    prefill_table = context_grid + n_context + int(k[6]) + n_tokens + n_sequences
     decode_table = prefill_table + n_chunk * n_h
     mixed_table = decode_table + n_decodes * n_context
 
-    total = new_tokens + decodes
-    if n_padding > 0 and total <= k[padding + n_padding - 1]:
-        low, high = -1, n_padding - 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            if k[padding + middle] < total:
-                low = middle
-            else:
-                high = middle
-        total = k[padding + high]
-    t = k[7] + _line(k, tokens, n_tokens, dense, total)
-    t += _line(k, sequences, n_sequences, head, float(prefills + decodes))
-
+    t = _token_seconds(k, new_tokens + decodes, float(prefills + decodes))
     jd, vd = 0, 0.0
     jc, vc = 0, 0.0
     if decodes > 0:

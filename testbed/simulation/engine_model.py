@@ -37,11 +37,13 @@ from testbed.simulation.engine_model_pool import (
     new_pool,
     release,
     remember,
+    scattered,
     take,
     touch,
 )
 from testbed.simulation.engine_model_state import Engine, Requests
 from testbed.step_time import OperatorStepTime, StepTime
+from testbed.workload.blocks import first_seen
 
 SCHEDULERS = ("vllm", "sglang")
 
@@ -138,9 +140,15 @@ class StepEvents:
 
 
 def new_engine(
-    config: EngineConfig, step_time: StepTime | OperatorStepTime, blocks_per_sequence: int
+    config: EngineConfig,
+    step_time: StepTime | OperatorStepTime,
+    blocks_per_sequence: int,
+    contents: int = 0,
 ) -> Engine:
-    """An idle engine at time 0, for the compiled functions of ``engine_model_kernel``."""
+    """An idle engine at time 0, for the compiled functions of ``engine_model_kernel``.
+
+    ``contents`` is how many numbers from 0 on stand for contents, 0 when they are ``scattered``.
+    """
     state = np.zeros(kernel.STATE_SIZE, dtype=np.int64)
     state[kernel.BUDGET] = config.token_budget
     state[kernel.MAX_SEQUENCES] = config.max_sequences
@@ -160,11 +168,11 @@ def new_engine(
     return Engine(
         state=state,
         clock=clock,
-        step_time=step_time.vector(),
+        step_time=step_time.packed,
         slots=np.zeros((size, kernel.SLOT_FIELDS), dtype=np.int64),
         lists=lists,
         rows=np.empty((size, max(blocks_per_sequence, 1)), dtype=np.int32),
-        pool=new_pool(config.usable_blocks),
+        pool=new_pool(config.usable_blocks, contents),
     )
 
 
@@ -212,11 +220,11 @@ def simulate_engine(
         facts[:, kernel.REUSABLE] = _tokens("reusable_tokens", reusable_tokens, count, 0)
     if (np.diff(arrival) < 0).any() or not np.isfinite(arrival).all():
         raise EngineError("arrivals: time runs back or is not a number")
-    contents = np.zeros(0, dtype=np.int64)
+    contents, known = np.zeros(0, dtype=np.int64), 0
     if block_hashes is not None:
         if block_offsets is None:
             raise EngineError("block_offsets: needed with block_hashes")
-        contents = _contents(block_hashes)
+        contents, known = _contents(block_hashes)
         offsets = np.asarray(block_offsets, dtype=np.int64)
         if len(offsets) != count + 1 or (np.diff(offsets) < 0).any() or offsets[-1] > len(contents):
             raise EngineError(f"block_offsets: not {count + 1} positions in block_hashes")
@@ -230,7 +238,7 @@ def simulate_engine(
     keep = np.flatnonzero(~rejected)
     requests = Requests(times=times, facts=facts, contents=contents)
     longest = int(total[keep].max(initial=1))
-    engine = new_engine(config, step_time, -(-longest // config.block_size))
+    engine = new_engine(config, step_time, -(-longest // config.block_size), known)
     facts[keep[:-1], kernel.FOLLOWING] = keep[1:]
     if len(keep):
         facts[keep[-1], kernel.FOLLOWING] = kernel.NOBODY
@@ -333,7 +341,7 @@ class EngineState:
             self._grow()
         row = self._free.pop()
         if block_hashes is not None:
-            contents = _contents(block_hashes)
+            contents = scattered(np.asarray(block_hashes))
             facts[0, kernel.START] = self._store(contents)
             facts[0, kernel.COUNT] = len(contents)
         self._requests.facts[row] = facts[0]
@@ -420,23 +428,23 @@ class EngineState:
             The name is taken, there is no pool, or too few blocks are free.
         """
         pool = self._engine.pool
-        contents = _contents(block_hashes)
+        contents = scattered(np.asarray(block_hashes))
         if name in self._pins:
             raise EngineError(f"pin {name!r}: already pinned")
         if not self._engine.state[kernel.CACHING]:
             raise EngineError(f"pin {name!r}: the engine has no prefix cache")
-        held = [find(pool.keys, pool.values, key) for key in contents]
+        held = [find(pool.content, pool.table, key) for key in contents]
         need = sum(b == 0 or pool.links[b, REFERENCES] == 0 for b in held)
         if need > pool.counts[FREE]:
             raise EngineError(f"pin {name!r}: {need} blocks needed, {pool.counts[FREE]} are free")
         for block in held:
             if block:
                 touch(pool.links, pool.counts, block)
-        for i, key in enumerate(contents):
-            if held[i] == 0:
-                held[i] = take(*pool)
-                remember(*pool, held[i], key)
-        self._pins[name] = np.array(held, dtype=np.int32)
+        row = np.array([held], dtype=np.int32)
+        for i in np.flatnonzero(row[0] == 0):
+            take(*pool, row, 0, i, i + 1)
+            remember(*pool, row, 0, contents, 0, i, i + 1)
+        self._pins[name] = row
 
     def unpin(self, name: str) -> None:
         """Give the blocks of a pin back: they stay cached until something needs them."""
@@ -444,7 +452,7 @@ class EngineState:
             raise EngineError(f"unpin {name!r}: not pinned")
         row = self._pins.pop(name)
         pool = self._engine.pool
-        release(pool.links, pool.counts, row[None, :], 0, len(row), len(row))
+        release(pool.links, pool.counts, row, 0, row.shape[1], row.shape[1])
 
     # -- growth --
 
@@ -514,12 +522,16 @@ def _tokens(name: str, values: npt.ArrayLike, count: int, least: int) -> np.ndar
     return array.astype(np.int64)
 
 
-def _contents(block_hashes: npt.ArrayLike) -> np.ndarray:
-    """Contents as the pool wants them: non-negative, the top bit of a 64-bit hash dropped."""
+def _contents(block_hashes: npt.ArrayLike) -> tuple[np.ndarray, int]:
+    """Contents numbered from 0 on, in order of appearance unless that dense already, and how
+    many numbers there are: the pool then looks them up directly."""
     array = np.asarray(block_hashes)
-    if array.dtype == np.uint64:
-        array = array.view(np.int64)
-    return array.astype(np.int64) & np.int64(0x7FFFFFFFFFFFFFFF)
+    if len(array) == 0:
+        return np.zeros(0, dtype=np.int64), 0
+    if array.min() >= 0 and array.max() < 4 * len(array):
+        return array.astype(np.int64), int(array.max()) + 1
+    numbers, count = first_seen(array.astype(np.uint64))
+    return numbers.astype(np.int64), int(count)
 
 
 def _check(engine: Engine) -> None:

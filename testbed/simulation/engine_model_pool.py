@@ -20,8 +20,9 @@ import numpy as np
 PREVIOUS, NEXT, REFERENCES, TWIN = range(4)
 """Columns of ``links``: free queue, reference count, next block of equal content."""
 
-FREE, CACHED, EVICTIONS = range(3)
-"""Entries of ``counts``: blocks in the free queue, blocks with shared content, evictions."""
+FREE, CACHED, EVICTIONS, DIRECT = range(4)
+"""Entries of ``counts``: blocks in the free queue, blocks with shared content, evictions; and
+whether the table has a place for every content there can be."""
 
 NO_CONTENT = -1
 
@@ -35,15 +36,18 @@ class Pool(NamedTuple):
 
     links: np.ndarray  # (B + 1, 4) int32
     content: np.ndarray  # (B + 1,) int64
-    keys: np.ndarray  # (H,) int64, open addressing; H a power of two
-    values: np.ndarray  # (H,) int32
-    counts: np.ndarray  # (3,) int64
+    table: np.ndarray  # (H,) int32, blocks by content, open addressing; H a power of two
+    counts: np.ndarray  # (4,) int64
 
 
-def new_pool(blocks: int) -> Pool:
-    """A pool of ``blocks`` usable blocks, all free and without content, in order of number."""
+def new_pool(blocks: int, contents: int = 0) -> Pool:
+    """A pool of ``blocks`` usable blocks, all free and without content, in order of number.
+
+    Its table has a place for each of ``contents`` numbers from 0 on; without them, places for
+    four times the blocks, so that :func:`scattered` contents rarely meet.
+    """
     capacity = 4
-    while capacity < 2 * blocks:
+    while capacity < max(4 * blocks, contents):
         capacity *= 2
     links = np.empty((blocks + 1, 4), dtype=np.int32)
     ids = np.arange(blocks + 1, dtype=np.int32)
@@ -54,29 +58,29 @@ def new_pool(blocks: int) -> Pool:
     return Pool(
         links=links,
         content=np.full(blocks + 1, NO_CONTENT, dtype=np.int64),
-        keys=np.full(capacity, NO_CONTENT, dtype=np.int64),
-        values=np.zeros(capacity, dtype=np.int32),
-        counts=np.array([blocks, 0, 0], dtype=np.int64),
+        table=np.zeros(capacity, dtype=np.int32),
+        counts=np.array([blocks, 0, 0, contents > 0], dtype=np.int64),
     )
 
 
-@numba.njit(cache=True)
-def _home(key: int, mask: int) -> np.int64:
-    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    return np.int64((mixed >> np.uint64(20)) & np.uint64(mask))
+def scattered(contents: np.ndarray) -> np.ndarray:
+    """Contents as non-negative numbers whose low bits are as good as random: SplitMix64's
+    finaliser, a bijection, less the top bit."""
+    x = contents.astype(np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x ^ (x >> np.uint64(31))) & np.uint64(0x7FFFFFFFFFFFFFFF)).astype(np.int64)
 
 
 @numba.njit(cache=True)
-def find(keys: np.ndarray, values: np.ndarray, key: int) -> np.int64:
+def find(content: np.ndarray, table: np.ndarray, key: int) -> np.int64:
     """First block that holds ``key``, 0 if none does."""
-    mask = keys.size - 1
-    at = _home(key, mask)
+    mask = table.size - 1
+    at = key & mask
     while True:
-        seen = keys[at]
-        if seen == key:
-            return np.int64(values[at])
-        if seen == NO_CONTENT:
-            return np.int64(0)
+        block = np.int64(table[at])
+        if block == 0 or content[block] == key:
+            return block
         at = (at + 1) & mask
 
 
@@ -84,41 +88,41 @@ def find(keys: np.ndarray, values: np.ndarray, key: int) -> np.int64:
 def remember(
     links: np.ndarray,
     content: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    table: np.ndarray,
     counts: np.ndarray,
-    block: int,
-    key: int,
+    rows: np.ndarray,
+    slot: int,
+    contents: np.ndarray,
+    shift: int,
+    start: int,
+    stop: int,
 ) -> None:
-    """Give ``block`` the shared content ``key``; a second block of equal content stands behind."""
-    mask = keys.size - 1
-    content[block] = key
-    links[block, TWIN] = 0
-    counts[CACHED] += 1
-    at = _home(key, mask)
-    while True:
-        seen = keys[at]
-        if seen == NO_CONTENT:
-            keys[at] = key
-            values[at] = block
-            return
-        if seen == key:
-            twin = values[at]
-            while links[twin, TWIN] != 0:
-                twin = links[twin, TWIN]
-            links[twin, TWIN] = block
-            return
-        at = (at + 1) & mask
+    """Give block ``rows[slot, i]`` the shared content ``contents[shift + i]``, i from ``start``
+    to ``stop``. A second block of equal content stands behind the first."""
+    mask = table.size - 1
+    for index in range(start, stop):
+        block = np.int64(rows[slot, index])
+        key = contents[shift + index]
+        at = key & mask
+        while True:
+            seen = np.int64(table[at])
+            if seen == 0:
+                table[at] = block
+                break
+            if content[seen] == key:
+                while links[seen, TWIN] != 0:
+                    seen = np.int64(links[seen, TWIN])
+                links[seen, TWIN] = block
+                break
+            at = (at + 1) & mask
+        content[block] = key
+        links[block, TWIN] = 0
+    counts[CACHED] += max(stop - start, 0)
 
 
 @numba.njit(cache=True)
 def forget(
-    links: np.ndarray,
-    content: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
-    counts: np.ndarray,
-    block: int,
+    links: np.ndarray, content: np.ndarray, table: np.ndarray, counts: np.ndarray, block: int
 ) -> None:
     """Take the content of ``block`` away."""
     key = content[block]
@@ -127,55 +131,63 @@ def forget(
         return
     counts[CACHED] -= 1
     counts[EVICTIONS] += 1
-    mask = keys.size - 1
-    at = _home(key, mask)
-    while keys[at] != key:
-        at = (at + 1) & mask
-    holder = np.int64(values[at])
-    if holder != block:
-        while links[holder, TWIN] != block:
-            holder = np.int64(links[holder, TWIN])
-        links[holder, TWIN] = links[block, TWIN]
-        links[block, TWIN] = 0
-        return
+    mask = table.size - 1
+    at = key & mask
     twin = links[block, TWIN]
     links[block, TWIN] = 0
+    while True:
+        seen = np.int64(table[at])
+        if seen == block:
+            break
+        if content[seen] == key:
+            while links[seen, TWIN] != block:
+                seen = np.int64(links[seen, TWIN])
+            links[seen, TWIN] = twin
+            return
+        at = (at + 1) & mask
     if twin != 0:
-        values[at] = twin
+        table[at] = twin
+        return
+    if counts[DIRECT] != 0:
+        table[at] = 0
         return
     # Close the gap so that probing never needs tombstones.
     hole = at
     while True:
         at = (at + 1) & mask
-        moved = keys[at]
-        if moved == NO_CONTENT:
+        moved = np.int64(table[at])
+        if moved == 0:
             break
-        home = _home(moved, mask)
+        home = content[moved] & mask
         if ((at - home) & mask) >= ((at - hole) & mask):
-            keys[hole] = moved
-            values[hole] = values[at]
+            table[hole] = moved
             hole = at
-    keys[hole] = NO_CONTENT
+    table[hole] = 0
 
 
 @numba.njit(cache=True)
 def take(
     links: np.ndarray,
     content: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    table: np.ndarray,
     counts: np.ndarray,
-) -> np.int64:
-    """The block at the front of the free queue, its content forgotten; one reference."""
+    rows: np.ndarray,
+    slot: int,
+    start: int,
+    stop: int,
+) -> None:
+    """Blocks from the front of the free queue into ``rows[slot, start:stop]``, each with one
+    reference, their content forgotten."""
     block = np.int64(links[0, NEXT])
-    after = links[block, NEXT]
-    links[0, NEXT] = after
-    links[after, PREVIOUS] = 0
-    if content[block] != NO_CONTENT:
-        forget(links, content, keys, values, counts, block)
-    links[block, REFERENCES] = 1
-    counts[FREE] -= 1
-    return block
+    for index in range(start, stop):
+        if content[block] != NO_CONTENT:
+            forget(links, content, table, counts, block)
+        links[block, REFERENCES] = 1
+        rows[slot, index] = block
+        block = np.int64(links[block, NEXT])
+    links[0, NEXT] = block
+    links[block, PREVIOUS] = 0
+    counts[FREE] -= stop - start
 
 
 @numba.njit(cache=True)

@@ -5,7 +5,7 @@ preemption its outputs too), generates one token a step, and leaves. What a step
 the schedulers (``engine_model_vllm``, ``engine_model_sglang``) to say.
 
 The compiled functions take arrays one by one, in the order state, clock, slots, lists, rows, pool
-(links, content, keys, values, counts), times, facts, contents, as many as they need: a tuple's
+(links, content, table, counts), times, facts, contents, as many as they need: a tuple's
 members are counted references to Numba, and counting them would cost more than the work.
 """
 
@@ -225,8 +225,7 @@ def hits(
     rows: np.ndarray,
     links: np.ndarray,
     content: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    table: np.ndarray,
     contents: np.ndarray,
     slot: int,
 ) -> tuple[int, int]:
@@ -241,7 +240,7 @@ def hits(
     while index < most:
         block = np.int64(0)
         if index < shared:
-            block = find(keys, values, contents[start + index])
+            block = find(content, table, contents[start + index])
         elif index - resident < slots[slot, BLOCKS]:
             # A block from before its preemption, if nobody has taken it since.
             kept = np.int64(rows[slot, index - resident])
@@ -263,8 +262,7 @@ def note_contents(
     rows: np.ndarray,
     links: np.ndarray,
     content: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    table: np.ndarray,
     counts: np.ndarray,
     contents: np.ndarray,
     slot: int,
@@ -275,16 +273,18 @@ def note_contents(
         return
     resident = slots[slot, RESIDENT]
     start = slots[slot, HASH_START]
-    for index in range(max(slots[slot, HASHED], resident), min(full, slots[slot, HASH_COUNT])):
-        remember(
-            links,
-            content,
-            keys,
-            values,
-            counts,
-            rows[slot, index - resident],
-            contents[start + index],
-        )
+    remember(
+        links,
+        content,
+        table,
+        counts,
+        rows,
+        slot,
+        contents,
+        start + resident,
+        max(slots[slot, HASHED] - resident, 0),
+        min(full, slots[slot, HASH_COUNT]) - resident,
+    )
     slots[slot, HASHED] = full
 
 
@@ -295,8 +295,7 @@ def free_blocks(
     rows: np.ndarray,
     links: np.ndarray,
     content: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    table: np.ndarray,
     counts: np.ndarray,
     contents: np.ndarray,
     slot: int,
@@ -304,7 +303,7 @@ def free_blocks(
     """Drop a slot's blocks."""
     known = 0
     if state[CACHING] != 0:
-        note_contents(state, slots, rows, links, content, keys, values, counts, contents, slot)
+        note_contents(state, slots, rows, links, content, table, counts, contents, slot)
         known = max(slots[slot, HASHED] - slots[slot, RESIDENT], 0)
     release(links, counts, rows, slot, slots[slot, BLOCKS], known)
 
@@ -320,8 +319,7 @@ def preempt(
     rows: np.ndarray,
     links: np.ndarray,
     content: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    table: np.ndarray,
     counts: np.ndarray,
     facts: np.ndarray,
     contents: np.ndarray,
@@ -332,7 +330,7 @@ def preempt(
     state[RUNNING] -= 1
     for i in range(position, state[RUNNING]):
         lists[ORDER, i] = lists[ORDER, i + 1]
-    free_blocks(state, slots, rows, links, content, keys, values, counts, contents, slot)
+    free_blocks(state, slots, rows, links, content, table, counts, contents, slot)
     if state[CACHING] != 0:
         resident = slots[slot, RESIDENT]
         for index in range(max(resident, slots[slot, HASH_COUNT]), slots[slot, HASHED]):
@@ -362,8 +360,7 @@ def complete(
     rows: np.ndarray,
     links: np.ndarray,
     content: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    table: np.ndarray,
     counts: np.ndarray,
     times: np.ndarray,
     facts: np.ndarray,
@@ -395,9 +392,7 @@ def complete(
         if live:
             ended += 1
             if state[PAGED] != 0:
-                free_blocks(
-                    state, slots, rows, links, content, keys, values, counts, contents, slot
-                )
+                free_blocks(state, slots, rows, links, content, table, counts, contents, slot)
         else:
             # Preempted while its last output was under way.
             state[WAITING_TOKENS] -= known

@@ -71,8 +71,7 @@ def form_vllm(
     rows: np.ndarray,
     links: np.ndarray,
     content: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    table: np.ndarray,
     counts: np.ndarray,
     times: np.ndarray,
     facts: np.ndarray,
@@ -120,8 +119,7 @@ def form_vllm(
                     rows,
                     links,
                     content,
-                    keys,
-                    values,
+                    table,
                     counts,
                     facts,
                     contents,
@@ -133,8 +131,7 @@ def form_vllm(
             if gone:
                 break
             if need > have:
-                for index in range(have, need):
-                    rows[slot, index] = take(links, content, keys, values, counts)
+                take(links, content, table, counts, rows, slot, have, need)
                 slots[slot, BLOCKS] = need
         slots[slot, COMPUTED] = before + n
         budget -= n
@@ -149,7 +146,7 @@ def form_vllm(
             if before + n >= slots[slot, PROMPT_END]:
                 state[PREFILLING] -= 1
         if caching and slots[slot, HASHED] < slots[slot, HASH_COUNT]:
-            note_contents(state, slots, rows, links, content, keys, values, counts, contents, slot)
+            note_contents(state, slots, rows, links, content, table, counts, contents, slot)
         if before + n == goal:
             slots[slot, FLYING] += 1
             lists[batch, produced] = slot
@@ -175,7 +172,7 @@ def form_vllm(
                 standing = 0
                 if caching:
                     found, standing = hits(
-                        state, slots, rows, links, content, keys, values, contents, slot
+                        state, slots, rows, links, content, table, contents, slot
                     )
                 whole = (slots[slot, KNOWN] + size - 1) // size - hit - found
                 if whole + standing > counts[FREE]:
@@ -196,8 +193,7 @@ def form_vllm(
             n = min(goal - cached, budget)
             if paged:
                 need = (cached + n + size - 1) // size - slots[slot, RESIDENT]
-                for index in range(found, need):
-                    rows[slot, index] = take(links, content, keys, values, counts)
+                take(links, content, table, counts, rows, slot, found, need)
                 slots[slot, BLOCKS] = need
             slots[slot, COMPUTED] = cached + n
             budget -= n
@@ -206,9 +202,7 @@ def form_vllm(
             new_squared += float(n) * n
             new_context += float(n) * cached
             if slots[slot, HASHED] < slots[slot, HASH_COUNT]:
-                note_contents(
-                    state, slots, rows, links, content, keys, values, counts, contents, slot
-                )
+                note_contents(state, slots, rows, links, content, table, counts, contents, slot)
             if cached + n == goal:
                 state[PREFILLING] -= 1
                 slots[slot, FLYING] = 1
@@ -242,8 +236,7 @@ def skip_decodes(
     rows: np.ndarray,
     links: np.ndarray,
     content: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    table: np.ndarray,
     counts: np.ndarray,
     times: np.ndarray,
     contents: np.ndarray,
@@ -276,6 +269,8 @@ def skip_decodes(
             return
         if state[BLOCKED] != 0 and slots[slot, HASHED] < slots[slot, HASH_COUNT]:
             return  # its outputs may be what the waiting one shares
+        if slots[slot, KNOWN] == slots[slot, PROMPT_END]:
+            return  # its first output is still under way
         least = min(least, slots[slot, TOTAL] - slots[slot, KNOWN])
         context += slots[slot, COMPUTED]
     steps = least - 1 - flying
@@ -285,7 +280,7 @@ def skip_decodes(
     seconds, slope, valid = decode_line(step_time, running, float(context))
     steps = min(steps, valid)
     if steps * (seconds + 0.5 * slope * (steps - 1)) >= room:
-        # The most steps whose total m·seconds + slope·m(m−1)/2 stays below the room.
+        # The fewest steps m whose total m·seconds + slope·m(m−1)/2 fills the room.
         if slope > 0.0:
             half = seconds - 0.5 * slope
             m = (np.sqrt(half * half + 2.0 * slope * room) - half) / slope
@@ -293,9 +288,11 @@ def skip_decodes(
             m = room / seconds
         else:
             m = float(steps)
-        steps = min(steps, np.int64(m))
-        if steps * (seconds + 0.5 * slope * (steps - 1)) >= room:
-            steps -= 1
+        enough = np.int64(m)
+        while enough * (seconds + 0.5 * slope * (enough - 1)) < room:
+            enough += 1
+        # A step formed under way ends one step later.
+        steps = min(steps, enough + flying)
     if steps < 2:
         return
 
@@ -326,13 +323,10 @@ def skip_decodes(
             have = slots[slot, BLOCKS]
             need = (slots[slot, COMPUTED] + size - 1) // size - slots[slot, RESIDENT]
             if need > have:
-                for index in range(have, need):
-                    rows[slot, index] = take(links, content, keys, values, counts)
+                take(links, content, table, counts, rows, slot, have, need)
                 slots[slot, BLOCKS] = need
             if slots[slot, HASHED] < slots[slot, HASH_COUNT]:
-                note_contents(
-                    state, slots, rows, links, content, keys, values, counts, contents, slot
-                )
+                note_contents(state, slots, rows, links, content, table, counts, contents, slot)
     state[STEPS] += steps
     last = seconds + slope * (steps - 1)
     total = steps * (seconds + 0.5 * slope * (steps - 1))
