@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -365,10 +366,10 @@ def engine_environment(spec: EngineSpec) -> dict[str, Any]:
     """Ray's runtime environment of an engine that lives in a virtual environment of its own."""
     if spec.name != "sglang":
         return {}
-    from cluster.engines.sglang import own_environment
+    from cluster.engines.doctor import engine_python
 
-    python = own_environment()
-    return {} if python is None else {"py_executable": str(python)}
+    python = engine_python(spec.name)
+    return {} if python == sys.executable else {"py_executable": python}
 
 
 def _cores(spec: EngineSpec) -> float:

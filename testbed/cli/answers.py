@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.cli.common import Json, Out, ScenarioFile, Seed, answer, emit, load_scenario, log
+from testbed.cli.common import Json, Out, ScenarioFile, Seed, answer, emit, load_scenario, log, page
 from testbed.errors import ScenarioError
 
 
@@ -156,11 +156,9 @@ def compare(
     if as_json:
         emit(comparison.to_dict())
         return
-    from rich.console import Console
-
     from testbed.reporting.tables import render_comparison
 
-    render_comparison(Console(), comparison)
+    render_comparison(page(), comparison)
 
 
 COMMANDS = {"predict": predict, "simulate": simulate, "run": run, "compare": compare}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
 from testbed.cli import answers, demo, measure, workloads
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     **demo.COMMANDS,
     **workloads.COMMANDS,
     **measure.COMMANDS,

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from testbed.outcome import Outcome
     from testbed.scenario import Scenario
 
+PAGE_WIDTH = 120
+"""Columns of a table that is piped or redirected."""
+
 Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 ScenarioFile = Annotated[
     Path, typer.Argument(metavar="SCENARIO", help="scenario YAML, or a preset's name")
@@ -28,6 +31,14 @@ def log() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
+
+
+def page() -> Console:
+    """Where answers go: stdout, as wide as the terminal, or wide enough for a file or a pipe."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=PAGE_WIDTH, highlight=False)
 
 
 def emit(document: Any) -> None:
@@ -55,8 +66,6 @@ def answer(outcome: Outcome, as_json: bool, out: Path | None = None) -> None:
     if as_json:
         emit(outcome.model_dump())
         return
-    from rich.console import Console
-
     from testbed.reporting.tables import render_outcome
 
-    render_outcome(Console(), outcome)
+    render_outcome(page(), outcome)

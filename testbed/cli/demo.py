@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed.cli.common import Json, Seed, emit, log
+from testbed.cli.common import Json, Seed, emit, log, page
 from testbed.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -101,11 +101,9 @@ def demo(
     if as_json:
         emit(comparison.to_dict())
         return
-    from rich.console import Console
-
     from testbed.reporting.tables import render_comparison
 
-    render_comparison(Console(), comparison)
+    render_comparison(page(), comparison)
 
 
 class Demo:

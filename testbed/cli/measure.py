@@ -1,5 +1,74 @@
-"""Calibration, planning, figures, validation, doctor."""
+"""Calibration, validation against measured GPU runs, and what can run here."""
 
 from __future__ import annotations
 
-COMMANDS: dict = {}
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli.common import Json, emit, log, page
+
+
+def validate(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="meta.json, requests.jsonl, profile/")
+    ],
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="what was replayed; found by hash if absent")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="draw CDFs and time series here (SVG and PNG)")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate a measured GPU run from its own operator profile, against its own stamps."""
+    from testbed.simulation.validate import render_validation
+    from testbed.simulation.validate import validate as ask
+
+    console = log()
+    with console.status(f"simulating {directory}"):
+        result = ask(directory, trace)
+    if plot is not None:
+        from testbed.reporting.validate_figures import save_validation_figure
+
+        for path in save_validation_figure(result, plot):
+            console.print(f"figure: {path}", style="dim")
+    if as_json:
+        emit(result.to_dict())
+        return
+    render_validation(page(), result)
+
+
+def doctor(as_json: Json = False) -> None:
+    """What is installed, which engines can run here, and what to do about the rest."""
+    from cluster.engines.doctor import engine_status
+    from testbed.environment import environment
+
+    found = {"environment": environment(), "engines": engine_status()}
+    if as_json:
+        emit(found)
+        return
+    from rich.table import Table
+
+    console = page()
+    machine = found["environment"]["machine"]
+    console.print(
+        f"testbed {found['environment']['testbed']} ({found['environment']['code']}), Python "
+        f"{found['environment']['python']}, {machine['cores']} cores, "
+        f"{machine['memory_bytes'] / 2**30:.1f} GiB, {machine['processor']}"
+    )
+    packages = ", ".join(f"{k} {v}" for k, v in found["environment"]["packages"].items())
+    console.print(packages, style="dim")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("engine", "runs", "version", "environment or remedy"):
+        table.add_column(heading, overflow="fold")
+    for engine in found["engines"]:
+        what = engine["python"] if engine["runs"] else f"{engine['problem']}: {engine['remedy']}"
+        table.add_row(
+            engine["engine"], "yes" if engine["runs"] else "no", engine["version"] or "–", what
+        )
+    console.print(table)
+
+
+COMMANDS = {"validate": validate, "doctor": doctor}

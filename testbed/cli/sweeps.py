@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.cli.common import emit
+from testbed.cli.common import emit, page
 from testbed.scenario import Scenario
 
 
@@ -17,8 +17,6 @@ def show_sweep(
     plot: Path | None,
 ) -> None:
     """``FIELD=from:to:count`` asked of the analytical model, each point from the last's waits."""
-    from rich.console import Console
-
     from testbed.reporting.sweeps import draw_sweep, render_sweep
     from testbed.theory.sweep import parse_sweep, sweep
 
@@ -35,4 +33,4 @@ def show_sweep(
             }
         )
         return
-    render_sweep(Console(), field, values, outcomes)
+    render_sweep(page(), field, values, outcomes)

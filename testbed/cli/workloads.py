@@ -1,5 +1,121 @@
-"""Traces and the profiles that come out of them."""
+"""Traces, and the profiles that come out of them."""
 
 from __future__ import annotations
 
-COMMANDS: dict = {}
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from testbed.cli.common import Json, TraceFile, emit, load_scenario, log, page
+
+Format = Annotated[
+    str | None, typer.Option("--format", help="reader's name, if content does not tell")
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="count unusable rows in place of refusing the file")
+]
+
+
+def trace(
+    file: TraceFile,
+    format: Format = None,
+    skip_bad: SkipBad = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="folder that gets the figures (SVG and PNG)")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Statistics of a trace: arrivals, lengths, prefix sharing, hit ratio against cache size."""
+    from testbed.workload.statistics import statistics
+    from testbed.workload.trace import read_trace
+
+    console = log()
+    with console.status(f"reading {file}"):
+        source = read_trace(file, format=format, skip_bad=skip_bad)
+        found = statistics(source)
+    if plot is not None:
+        from testbed.reporting.trace_figures import save_trace_figures
+
+        for path in save_trace_figures(source, plot):
+            console.print(f"figure: {path}", style="dim")
+    if as_json:
+        emit(found.to_dict())
+        return
+    from testbed.reporting.trace_tables import render_statistics
+
+    render_statistics(page(), found)
+
+
+def profiles(
+    file: TraceFile,
+    budget: Annotated[str, typer.Option("--budget", help="bytes a profile may pin: 8GB, 512MiB")],
+    count: Annotated[
+        int, typer.Option("--count", min=1, help="profiles, the fallback included")
+    ] = 6,
+    scenario: Annotated[
+        Path | None,
+        typer.Option("--scenario", help="prefill, memory and engine from this scenario"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="write --scenario with these profiles here")
+    ] = None,
+    types: Annotated[
+        int, typer.Option("--types", min=1, help="request types written with --out")
+    ] = 4,
+    min_support: Annotated[
+        int | None,
+        typer.Option("--min-support", min=1, help="least requests a prefix must have (privacy)"),
+    ] = None,
+    format: Format = None,
+    skip_bad: SkipBad = False,
+    as_json: Json = False,
+) -> None:
+    """Candidate cache profiles of a trace: scored, pruned of dominated ones, written on demand."""
+    from testbed.errors import ScenarioError
+    from testbed.outcome import write_atomically
+    from testbed.workload.profiles import MIN_SUPPORT
+    from testbed.workload.proposal import parse_bytes, profiles_into, propose
+    from testbed.workload.trace import read_trace
+
+    if out is not None and scenario is None:
+        raise ScenarioError("--out: needs --scenario, whose profiles are replaced")
+    given = None if scenario is None else load_scenario(scenario)
+    size = parse_bytes(budget)
+    support = MIN_SUPPORT if min_support is None else min_support
+    console = log()
+    with console.status(f"reading {file}"):
+        source = read_trace(file, format=format, skip_bad=skip_bad)
+        measured: dict[str, Any] = {}
+        if given is not None:
+            measured = {
+                "prefill": given.prefill,
+                "memory": given.memory,
+                "engine": given.engine,
+                "workload": given.workload,
+            }
+        proposal = propose(source, budget=size, count=count, min_support=support, **measured)
+    if out is not None and given is not None:
+        from testbed.scenario import WorkloadSpec
+
+        workload = (given.workload or WorkloadSpec()).model_copy(update={"trace": str(file)})
+        written = profiles_into(
+            given,
+            source,
+            budget=size,
+            count=count,
+            types=types,
+            min_support=support,
+            workload=workload,
+        )
+        write_atomically(out, written.to_yaml())
+        console.print(f"scenario: {out}", style="dim")
+    if as_json:
+        emit(proposal.to_dict())
+        return
+    from testbed.reporting.trace_tables import render_profiles
+
+    render_profiles(page(), proposal, assumed=given is None)
+
+
+COMMANDS = {"trace": trace, "profiles": profiles}
