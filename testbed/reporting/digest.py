@@ -90,11 +90,9 @@ def _range(name: str, agreements: Sequence[Agreement]) -> str | None:
     text = f"{name} off by {percent(errors[0])}"
     if percent(errors[0]) != percent(errors[-1]):
         text += f" to {percent(errors[-1])}"
-    noise = [
-        a.noise_percent
-        for a in agreements
-        if a.noise_percent is not None and math.isfinite(a.noise_percent)
-    ]
-    if noise:
+    noise = [a.noise_percent for a in agreements if a.noise_percent is not None]
+    if noise and math.isinf(max(noise)):
+        text += " (noise without bound)"
+    elif noise:
         text += f" (noise up to ±{percent(max(noise), signed=False)})"
     return text

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from testbed.outcome import Outcome
 from testbed.reporting.compare import Case, lay_out
@@ -86,7 +86,9 @@ def _distributions(
         low, high = limits[_column(axes)]
         if logarithmic:
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: asked(v)))
+            axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xlim(0.8 * low * factor, 1.25 * high * factor)
         else:
             axes.set_xlim(0, 1.04 * high * factor)

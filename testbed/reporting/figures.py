@@ -85,7 +85,7 @@ def error_bars(outcomes: Sequence[Outcome]) -> Figure:
                     )
                     continue
                 error = agreement.error_percent
-                ends = _whiskers(agreement)
+                ends = _whiskers(row.readings[k + 1], row.readings[0], agreement)
                 for end, edge in zip(ends, (0, 1), strict=True):
                     if math.isinf(end):
                         _to_edge(axes, i + offset, error, edge, look)
@@ -202,13 +202,25 @@ def can_draw_load(group: Group) -> bool:
 # --- what the panels show -----------------------------------------------------------------------
 
 
-def _whiskers(agreement: Agreement) -> tuple[float, float]:
-    """How far the difference's 95 % interval reaches below and above the error, in per cent."""
+def _whiskers(
+    answer: Reading | None, reference: Reading | None, agreement: Agreement
+) -> tuple[float, float]:
+    """How far the error's 95 % interval reaches below and above it, in per cent.
+
+    Where the noise is the reference's alone, [low, high], the error lies between p/high − 1 and
+    p/low − 1; where both have noise, the interval of the difference is scaled.
+    """
     a = agreement
-    if a.interval is None or not a.difference or not a.error_percent:
+    if answer is None or reference is None or a.interval is None or a.error_percent is None:
         return 0.0, 0.0
-    scale = a.error_percent / a.difference
-    return (a.difference - a.interval[0]) * scale, (a.interval[1] - a.difference) * scale
+    if answer.interval is None and reference.interval is not None:
+        low, high = reference.interval
+        least = 100 * (answer.value / high - 1) if high > 0 else -math.inf
+        most = 100 * (answer.value / low - 1) if low > 0 else math.inf
+        return max(a.error_percent - least, 0.0), max(most - a.error_percent, 0.0)
+    scale = 100 / abs(reference.value)
+    below, above = (a.difference or 0.0) - a.interval[0], a.interval[1] - (a.difference or 0.0)
+    return below * scale, above * scale
 
 
 def _to_edge(axes: Axes, x: float, error: float, edge: int, look: Look) -> None:

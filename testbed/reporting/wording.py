@@ -53,6 +53,8 @@ def seconds(value: float) -> str:
     """
     if math.isinf(value) or value == 0 or abs(value) >= 1:
         return f"{significant(value)}{NBSP}s"
+    if abs(value) < 1e-9:
+        return f"<{NBSP}1{NBSP}ns"
     if abs(value) >= 1e-3:
         return f"{significant(value * 1e3)}{NBSP}ms"
     return f"{significant(value * 1e6)}{NBSP}µs"
@@ -101,15 +103,26 @@ def span(interval: tuple[float, float], unit: str) -> str:
     '81.0–87.6\\xa0ms'
     """
     low, high = (amount(end, unit) for end in interval)
+    if math.isinf(interval[1]) and math.isfinite(interval[0]):
+        return f"≥{NBSP}{low}"
+    if math.isinf(interval[0]) and math.isfinite(interval[1]):
+        return f"≤{NBSP}{high}"
+    if unit.startswith("/"):
+        low = low.removesuffix(unit)
     number, _, low_unit = low.rpartition(NBSP)
     if low_unit == high.rpartition(NBSP)[2]:
         low = number
-    return f"{low}–{high}" if math.isfinite(interval[0]) else f"{low} to {high}"
+    return f"{low}–{high}"
 
 
 def asked(value: float) -> str:
-    """A number that somebody chose, as written: 3, not 3.00."""
-    return f"{value:,.6g}".replace("-", MINUS)
+    """A number that somebody chose: whole ones as written, others to four digits.
+
+    >>> asked(4096.0), asked(2.63769)
+    ('4,096', '2.638')
+    """
+    text = f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:,.4g}"
+    return text.replace("-", MINUS)
 
 
 def load(intensity: float | None) -> str:

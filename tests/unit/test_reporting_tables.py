@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 
 import pytest
@@ -15,7 +16,7 @@ from testbed.reporting.compare import compare
 from testbed.reporting.quantities import COVERAGE, LATENCY
 from testbed.reporting.table import Cell, Table, to_rich
 from testbed.reporting.tables import render_comparison, render_outcome
-from testbed.reporting.wording import percent, seconds, significant
+from testbed.reporting.wording import asked, percent, seconds, significant, span
 from tests.unit.reporting_factory import outcome, study
 
 
@@ -36,9 +37,19 @@ def test_a_duration_has_its_unit(value: float, text: str) -> None:
     assert seconds(value) == text
 
 
+def test_an_interval_says_its_unit_once_and_an_open_end_in_words() -> None:
+    assert span((0.081, 0.0876), "s") == "81.0–87.6\u00a0ms"
+    assert span((0.9, 1.5), "s") == "900\u00a0ms–1.50\u00a0s"
+    assert span((0.334, math.inf), "s") == "≥\u00a0334\u00a0ms"
+    assert span((1.0, 2.0), "/s") == "1.00–2.00/s"
+    assert seconds(1e-30) == "<\u00a01\u00a0ns"  # not nothing, but nothing to a reader
+
+
 def test_numbers_keep_three_digits_and_their_sign() -> None:
     assert significant(1234.5) == "1,234"
     assert significant(float("-inf")) == "−∞"
+    assert significant(-2e-8) == "−2.00×10⁻⁸"
+    assert asked(4096.0) == "4,096" and asked(2.63769) == "2.638"
     assert percent(-49.2) == "−49\u00a0%"
     assert percent(-0.04) == "0.0\u00a0%"  # no sign on nothing
 
