@@ -17,6 +17,9 @@ from testbed.workload.trace import Labels, Trace, TraceFacts, ragged_take
 MAX_TOKENS = 2**31 - 1
 """No prompt is longer; a larger length is a broken row."""
 
+_LONGEST = 4e9
+"""Seconds whose nanoseconds still fit 63 bits."""
+
 
 class BadRow(ValueError):
     """One row cannot be used; the message says why, the builder adds file and line."""
@@ -32,7 +35,7 @@ class TraceBuilder:
     block_size : tokens per block; 0 when the format has no prefix information
     whole_chains : every chain must cover its prompt; otherwise it may cover less
     skip_bad : count bad rows in ``facts.dropped`` in place of raising
-    time_unit : seconds per unit of the arrival numbers that are added
+    ticks_per_second : of the arrival numbers that are added
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class TraceBuilder:
         block_size: int,
         whole_chains: bool = True,
         skip_bad: bool = False,
-        time_unit: float = 1.0,
+        ticks_per_second: int = 1,
         sha256: str = "",
     ) -> None:
         self.name = name
@@ -51,7 +54,7 @@ class TraceBuilder:
         self.block_size = block_size
         self.whole_chains = whole_chains
         self.skip_bad = skip_bad
-        self.time_unit = time_unit
+        self.ticks_per_second = ticks_per_second
         self.sha256 = sha256
         self.rows = 0
         self.dropped: Counter[str] = Counter()
@@ -174,7 +177,7 @@ class TraceBuilder:
         if not self._arrival:
             why = f" ({sum(self.dropped.values())} rows dropped)" if self.dropped else ""
             raise TraceError(f"{self.name}: no requests{why}")
-        arrival = relative_seconds(self._arrival, self.time_unit)
+        arrival = relative_seconds(self._arrival, self.ticks_per_second)
         out_of_order = int((np.diff(arrival) < 0).sum())
         rows = np.argsort(arrival, kind="stable")
         ids, factorised = unsigned_ids(self._ids)
@@ -252,11 +255,11 @@ class _Names:
         return Labels(np.asarray(self.codes, dtype=np.int32), tuple(self.index))
 
 
-def relative_seconds(times: array[Any], unit: float) -> np.ndarray:
+def relative_seconds(times: array[Any], ticks_per_second: int) -> np.ndarray:
     """Seconds from the earliest time; whole numbers are subtracted before they become floats,
     so that nanoseconds since 1970 keep every digit."""
     raw = np.asarray(times)
-    return np.asarray((raw - raw.min()) * unit, dtype=np.float64)
+    return np.asarray((raw - raw.min()) / ticks_per_second, dtype=np.float64)
 
 
 def time_grid(arrival: np.ndarray) -> float:
@@ -264,10 +267,11 @@ def time_grid(arrival: np.ndarray) -> float:
 
     Where a recorded time is shared by two requests or more on average, times were rounded to a
     coarse step: the median gap between distinct times. Otherwise it is the resolution of the
-    record: the greatest step, down to a nanosecond, of which every time is a multiple.
+    record: the greatest step, down to a nanosecond, of which every time is a multiple; 0 where
+    there is only one time, or more than a century of them.
     """
     distinct = np.unique(arrival)
-    if len(distinct) < 2:
+    if len(distinct) < 2 or distinct[-1] > _LONGEST:
         return 0.0
     if len(arrival) >= 2 * len(distinct):
         return float(np.median(np.diff(distinct)))

@@ -56,6 +56,7 @@ class ForestValue:
     ----------
     saving : (V,) s per request: mean over all requests of the prefill time that the vertex
         saves once its parent is cached
+    whole : (V,) s per request: what the requests that carry the vertex save by its whole prefix
     state_tokens : (V,) tokens of KV state it adds
     support : (V,) requests that carry it
     supported : (V,) bool, support of at least the minimum
@@ -65,6 +66,7 @@ class ForestValue:
     prefill: Prefill
     bytes_per_token: float
     saving: np.ndarray
+    whole: np.ndarray
     state_tokens: np.ndarray
     support: np.ndarray
     supported: np.ndarray
@@ -82,7 +84,7 @@ class ForestValue:
         forest = requests.forest
         if not len(forest):
             raise no_prefixes(requests.trace)
-        saving, support = _savings(
+        saving, whole, support = _savings(
             forest.path,
             forest.offsets,
             requests.rows,
@@ -96,6 +98,7 @@ class ForestValue:
             prefill,
             bytes_per_token,
             saving / len(requests),
+            whole / len(requests),
             requests.state_tokens,
             support,
             support >= min_support,
@@ -105,12 +108,11 @@ class ForestValue:
         """(V,) Γ_v = p̂_v·[g(L_v) − g(L_v − ℓ_v)]/B_v, s/byte (Theory F1); 0 where the vertex
         keeps no whole engine block.
 
-        L_v enters through the mean saving over the requests that carry v, B_v is the state of
-        the path from the root to v.
+        The saving is the mean over the requests that carry v, each with its own length; B_v is
+        the state of the path from the root to v.
         """
-        saved = accumulate(self.saving, self.requests.forest.parent)
         state = self.requests.reusable_depth * self.bytes_per_token
-        return np.divide(saved, state, out=np.zeros(len(saved)), where=state > 0)
+        return np.divide(self.whole, state, out=np.zeros(len(state)), where=state > 0)
 
 
 def residual_prefill(prefill: Prefill, length: np.ndarray, cached: np.ndarray) -> np.ndarray:
@@ -277,29 +279,18 @@ def _savings(
     longest_hit: np.ndarray,
     depth: np.ndarray,
     k: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     saving = np.zeros(len(depth))
+    whole = np.zeros(len(depth))
     support = np.zeros(len(depth), dtype=np.int64)
     for j in range(len(rows)):
-        before = _g(k, lengths[j], 0.0)
+        full = _g(k, lengths[j], 0.0)
+        before = full
         for p in range(offsets[rows[j]], offsets[rows[j] + 1]):
             v = path[p]
             after = _g(k, lengths[j], min(depth[v], longest_hit[j]))
             saving[v] += before - after
+            whole[v] += full - after
             support[v] += 1
             before = after
-    return saving, support
-
-
-@numba.njit(cache=True)
-def _summed(values: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    out = values.copy()
-    for v in range(len(values)):
-        if parent[v] >= 0:
-            out[v] += out[parent[v]]
-    return out
-
-
-def accumulate(values: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    """(V,) sums of ``values`` over each vertex' path from the root."""
-    return _summed(np.ascontiguousarray(values, dtype=np.float64), parent)
+    return saving, whole, support

@@ -67,7 +67,8 @@ class TokenRealisation:
     @property
     def too_short(self) -> int:
         """Blocks scaled to fewer tokens than tell them apart from all their siblings."""
-        needed = np.array([_digits(c, self.usable) for c in self.continuations.tolist()])
+        powers = self.usable ** np.arange(1, self.digits + 1, dtype=np.float64)
+        needed = 1 + np.searchsorted(powers, self.continuations)
         return int((self.requests.own_tokens < needed[self.requests.forest.parent]).sum())
 
     def vertex_tokens(self, vertex: int, length: int, lap: int = 0) -> np.ndarray:

@@ -33,7 +33,7 @@ def read(source: Source, options: ReadOptions) -> Trace:
         "azure",
         block_size=0,
         skip_bad=options.skip_bad,
-        time_unit=1e-9,
+        ticks_per_second=10**9,
         sha256=source.sha256,
     )
     at, context, generated = (where[c] for c in COLUMNS)

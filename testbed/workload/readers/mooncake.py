@@ -26,7 +26,7 @@ def read(source: Source, options: ReadOptions) -> Trace:
         "mooncake",
         block_size=options.block_size or BLOCK_SIZE,
         skip_bad=options.skip_bad,
-        time_unit=1e-3,
+        ticks_per_second=1000,
         sha256=source.sha256,
     )
     for number, row in json_rows(source, builder, exact="hash_ids"):

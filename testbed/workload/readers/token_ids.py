@@ -27,7 +27,7 @@ def read(source: Source, options: ReadOptions) -> Trace:
         "token_ids",
         block_size=options.block_size or BLOCK_SIZE,
         skip_bad=options.skip_bad,
-        time_unit=1e-9,
+        ticks_per_second=10**9,
         sha256=source.sha256,
     )
     blocks = TokenBlocks(builder.block_size)

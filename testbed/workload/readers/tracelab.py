@@ -57,7 +57,7 @@ def read(source: Source, options: ReadOptions) -> Trace:
         "tracelab",
         block_size=size if rounds else 0,
         skip_bad=options.skip_bad,
-        time_unit=1e-3,
+        ticks_per_second=1000,
         sha256=source.sha256,
     )
     key = where.get("session_id", where.get("id"))
