@@ -267,8 +267,12 @@ def note_contents(
     contents: np.ndarray,
     slot: int,
 ) -> None:
-    """Give the blocks that are full by now their shared content."""
-    full = min(slots[slot, COMPUTED], slots[slot, KNOWN]) // state[BLOCK_SIZE]
+    """Give the blocks that are full by now their shared content.
+
+    A block whose last token waits for an output under way is not full: it is not known.
+    """
+    computed = slots[slot, COMPUTED] - slots[slot, FLYING]
+    full = min(computed, slots[slot, KNOWN]) // state[BLOCK_SIZE]
     if full <= slots[slot, HASHED]:
         return
     resident = slots[slot, RESIDENT]
