@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -161,4 +162,4 @@ def compare(
     render_comparison(page(), comparison)
 
 
-COMMANDS = {"predict": predict, "simulate": simulate, "run": run, "compare": compare}
+COMMANDS: dict[str, Callable[..., None]] = {"predict": predict, "simulate": simulate, "run": run, "compare": compare}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -330,6 +331,7 @@ class Demo:
             "before": first,
             "after": last,
             "drift_percent": 100 * (last / first - 1),
+            "relative_to": "calibration",
             "checks": self._speeds,
             "what": "engine speed relative to its calibration, mean over replicas; 1 is as then",
         }
@@ -407,4 +409,4 @@ def _workload(
     return trace, workload.model_copy(update=changes)
 
 
-COMMANDS = {"demo": demo}
+COMMANDS: dict[str, Callable[..., None]] = {"demo": demo}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -71,4 +72,4 @@ def doctor(as_json: Json = False) -> None:
     console.print(table)
 
 
-COMMANDS = {"validate": validate, "doctor": doctor}
+COMMANDS: dict[str, Callable[..., None]] = {"validate": validate, "doctor": doctor}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,4 +119,4 @@ def profiles(
     render_profiles(page(), proposal, assumed=given is None)
 
 
-COMMANDS = {"trace": trace, "profiles": profiles}
+COMMANDS: dict[str, Callable[..., None]] = {"trace": trace, "profiles": profiles}
