@@ -162,4 +162,9 @@ def compare(
     render_comparison(page(), comparison)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"predict": predict, "simulate": simulate, "run": run, "compare": compare}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "predict": predict,
+    "simulate": simulate,
+    "run": run,
+    "compare": compare,
+}
