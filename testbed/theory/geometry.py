@@ -76,10 +76,15 @@ def _last_cost(costs: np.ndarray, area: np.ndarray, power: float) -> float:
 
 
 @numba.njit(cache=True)
-def _grow(array: np.ndarray, size: int) -> np.ndarray:
-    larger = np.empty((size,) + array.shape[1:], array.dtype)  # noqa: RUF005 - Numba has no star
-    larger[: array.shape[0]] = array
-    return larger
+def _sort(values: np.ndarray, count: int) -> None:
+    """Sort the first few values in place (a library sort takes seconds to compile)."""
+    for i in range(1, count):
+        value = values[i]
+        j = i - 1
+        while j >= 0 and values[j] > value:
+            values[j + 1] = values[j]
+            j -= 1
+        values[j + 1] = value
 
 
 @numba.njit(cache=True)
@@ -153,7 +158,7 @@ def cost_nodes(
             count += 1
     ends[count] = last
     count += 1
-    ends = np.sort(ends[:count])
+    _sort(ends, count)
 
     capacity = 8 * _ORDER * count
     cost = np.empty(capacity)
@@ -164,6 +169,7 @@ def cost_nodes(
     stack = np.empty((_DEEPEST + 2, 4))
     opened = np.empty(tiers, np.int64)
     offset = np.empty(tiers)
+    steepness = np.empty(tiers)
 
     for i in range(count - 1):
         start = ends[i]
@@ -176,18 +182,26 @@ def cost_nodes(
             if area[t] > 0.0 and costs[t] <= start:
                 opened[n_open] = t
                 offset[n_open] = start - costs[t]
+                steepness[n_open] = power * area[t]
                 kink = kink or costs[t] == start
                 n_open += 1
         q = p if kink else 1.0
         depth = 0
-        stack[0] = 0.0, 1.0, _span(offset, 0.0, opened, n_open, area, power), 0.0
+        stack[0, 0] = 0.0
+        stack[0, 1] = 1.0
+        stack[0, 2] = _span(offset, 0.0, opened, n_open, area, power)
         stack[0, 3] = _span(offset, length, opened, n_open, area, power)
         while depth >= 0:
-            a, b, va, vb = stack[depth]
+            a = stack[depth, 0]
+            b = stack[depth, 1]
+            va = stack[depth, 2]
+            vb = stack[depth, 3]
             depth -= 1
             width = b - a
             last_resort = depth + 3 > _DEEPEST or width < 1e-13
             exact = math.exp(-va) * -math.expm1(va - vb)
+            if exact < 1e-18:
+                continue
             fine = last_resort or exact < PANEL_TOLERANCE or vb - va < _STEEPEST
             if fine and exact > PANEL_TOLERANCE and not last_resort:
                 za = length * a**q
@@ -199,26 +213,31 @@ def cost_nodes(
             if fine:
                 if used + _ORDER > capacity:
                     capacity *= 2
-                    cost = _grow(cost, capacity)
-                    slope = _grow(slope, capacity)
-                    weight = _grow(weight, capacity)
+                    old_cost, old_slope, old_weight = cost, slope, weight
+                    cost = np.empty(capacity)
+                    slope = np.empty((capacity, tiers))
+                    weight = np.empty(capacity)
+                    for n in range(used):
+                        cost[n] = old_cost[n]
+                        weight[n] = old_weight[n]
+                        for t in range(tiers):
+                            slope[n, t] = old_slope[n, t]
                 total = 0.0
                 for n in range(_ORDER):
                     t_n = a + width * _NODES[n]
                     z = length * t_n**q
                     v = 0.0
-                    row = slope[used + n]
-                    row[:] = 0.0
                     slopes = 0.0
+                    for t in range(tiers):
+                        slope[used + n, t] = 0.0
                     for j in range(n_open):
-                        distance = offset[j] + z
-                        v_t = area[opened[j]] * distance**power
-                        v += v_t
-                        d = power * v_t / distance
-                        row[opened[j]] = d
+                        beyond = offset[j] + z
+                        d = steepness[j] * beyond ** (power - 1.0)
+                        v += d * beyond
+                        slope[used + n, opened[j]] = d
                         slopes += d
                     cost[used + n] = start + z
-                    weight[used + n] = math.exp(-v) * width * _WEIGHTS[n] * q * z / t_n
+                    weight[used + n] = math.exp(-v / power) * width * _WEIGHTS[n] * q * z / t_n
                     total += slopes * weight[used + n]
                 fine = last_resort or abs(total - exact) <= PANEL_TOLERANCE
             if fine:
@@ -226,9 +245,16 @@ def cost_nodes(
             else:
                 middle = 0.5 * (a + b)
                 vm = _span(offset, length * middle**q, opened, n_open, area, power)
-                stack[depth + 1] = middle, b, vm, vb
-                stack[depth + 2] = a, middle, va, vm
-                depth += 2
+                depth += 1
+                stack[depth, 0] = middle
+                stack[depth, 1] = b
+                stack[depth, 2] = vm
+                stack[depth, 3] = vb
+                depth += 1
+                stack[depth, 0] = a
+                stack[depth, 1] = middle
+                stack[depth, 2] = va
+                stack[depth, 3] = vm
     return cost[:used], slope[:used], weight[:used]
 
 
@@ -268,7 +294,10 @@ def association_response(
         for t in range(s):
             response[t, s] = response[s, t]
     for s in range(tiers):
-        response[s, s] = -response[s].sum()
+        total = 0.0
+        for t in range(tiers):
+            total += response[s, t]
+        response[s, s] = -total
     return association, response
 
 

@@ -153,10 +153,12 @@ def _demand(
     """Fill requests/s and utilisation per node (S,) and their derivatives by ω (S, S)."""
     types, tiers = fixed.shape
     costs = np.empty(tiers)
-    rate[:] = 0.0
-    rho[:] = 0.0
-    rate_response[:] = 0.0
-    rho_response[:] = 0.0
+    for s in range(tiers):
+        rate[s] = 0.0
+        rho[s] = 0.0
+        for t in range(tiers):
+            rate_response[s, t] = 0.0
+            rho_response[s, t] = 0.0
     for q in range(types):
         for s in range(tiers):
             costs[s] = fixed[q, s] + share[q, s] * level[s]
@@ -169,6 +171,38 @@ def _demand(
                 d = each * response[s, t] * share[q, t]
                 rate_response[s, t] += d
                 rho_response[s, t] += d * burden[q, s]
+
+
+@numba.njit(cache=True)
+def _solve(matrix: np.ndarray, right: np.ndarray, answer: np.ndarray) -> None:
+    """Gaussian elimination with row pivoting, in place.
+
+    The systems are tiny and their rows span many decades; LAPACK's solver costs seconds to
+    compile in and raises where this one leaves a direction alone.
+    """
+    size = right.size
+    for i in range(size):
+        pivot = i
+        for k in range(i + 1, size):
+            if abs(matrix[k, i]) > abs(matrix[pivot, i]):
+                pivot = k
+        if pivot != i:
+            for j in range(i, size):
+                matrix[i, j], matrix[pivot, j] = matrix[pivot, j], matrix[i, j]
+            right[i], right[pivot] = right[pivot], right[i]
+        if matrix[i, i] == 0.0:
+            continue
+        for k in range(i + 1, size):
+            factor = matrix[k, i] / matrix[i, i]
+            if factor != 0.0:
+                for j in range(i + 1, size):
+                    matrix[k, j] -= factor * matrix[i, j]
+                right[k] -= factor * right[i]
+    for i in range(size - 1, -1, -1):
+        total = right[i]
+        for j in range(i + 1, size):
+            total -= matrix[i, j] * answer[j]
+        answer[i] = total / matrix[i, i] if matrix[i, i] != 0.0 else 0.0
 
 
 @numba.njit(cache=True)
@@ -188,6 +222,7 @@ def newton(
     floor: float,
     arc: float,
     tolerance: float,
+    rho: np.ndarray,
     history: np.ndarray,
 ) -> tuple[int, bool]:
     """Bring the levels ω (S,), seconds, to the operating point, in place.
@@ -206,6 +241,7 @@ def newton(
     spare : free servers below which the wait is a straight line: ceiling = 1 − spare/c
     floor : s; waits are compared relative to at least this
     arc : s of wait that weigh like a whole utilisation in the measure of a step
+    rho : (S,), filled with the utilisation that the last iterate gave
     history : (most iterations, S), filled with ω of each iterate, s
 
     Returns
@@ -227,7 +263,6 @@ def newton(
             typical[s] = servers[s] * work / total
     service = typical.copy()
     rate = np.zeros(tiers)
-    rho = np.zeros(tiers)
     rate_response = np.zeros((tiers, tiers))
     rho_response = np.zeros((tiers, tiers))
     matrix = np.zeros((tiers, tiers))
@@ -239,11 +274,16 @@ def newton(
     base_service = np.ones(tiers)
     rise = np.zeros(tiers)
     climb = np.zeros(tiers)
-    ceiling = 1.0 - spare / servers
+    ceiling = np.empty(tiers)
+    for s in range(tiers):
+        ceiling[s] = 1.0 - spare / servers[s]
     merit = np.inf
     part = 0.0
     for iteration in range(history.shape[0]):
-        history[iteration] = level
+        longest = 0.0
+        for s in range(tiers):
+            history[iteration, s] = level[s]
+            longest = max(longest, level[s])
         _demand(
             level, flow, fixed, share, burden, area, power,
             rate, rho, rate_response, rho_response,
@@ -276,12 +316,13 @@ def newton(
 
         if worst < (1.0 - 1e-4 * part) * merit or part < 1e-12:
             merit = worst
-            base[:] = level
-            base_expected[:] = expected
-            base_service[:] = service
-            matrix[:] = 0.0
             for s in range(tiers):
+                base[s] = level[s]
+                base_expected[s] = expected[s]
+                base_service[s] = service[s]
                 right[s] = 0.0
+                for t in range(tiers):
+                    matrix[s, t] = 0.0
                 matrix[s, s] = 1.0
                 if not used[s]:
                     continue
@@ -296,7 +337,7 @@ def newton(
                     for t in range(tiers):
                         drift = rho_response[s, t] / rho[s] - rate_response[s, t] / rate[s]
                         matrix[s, t] -= by_mean * drift
-            rise[:] = np.linalg.solve(matrix, right)
+            _solve(matrix, right, rise)
             size = 0.0
             for s in range(tiers):
                 if used[s]:
@@ -306,7 +347,7 @@ def newton(
                     if level[s] <= floor:
                         size = max(size, abs(climb[s]))
                     # Long waits differ by no less than their own rounding.
-                    if abs(rise[s]) > 1e-14 * level.max():
+                    if abs(rise[s]) > 1e-14 * longest:
                         size = max(size, abs(rise[s]) / max(level[s], floor))
             if size < tolerance:
                 for s in range(tiers):

@@ -8,7 +8,7 @@ import numpy as np
 
 from testbed.routing.policies import Policy
 from testbed.theory.delay.base import DelayModel, TierLoad
-from testbed.theory.delay.erlang_c import ErlangC
+from testbed.theory.delay.erlang_c import ErlangC, scaled_wait
 from testbed.theory.geometry import associate, radio_area
 from testbed.theory.newton import newton
 from testbed.theory.system import System
@@ -116,7 +116,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         system = self.system
-        self._growth: dict[float, np.ndarray] = {}
+        self.utilisation = np.zeros(system.shape[1])
         nodes = np.where(system.density > 0, system.density, np.inf)
         self.flow = system.intensity * system.probability[:, None] / nodes
         self.fixed = np.ascontiguousarray(
@@ -155,34 +155,20 @@ class _Search:
         steps, converged = newton(
             self.flow, self.fixed, self.policy.wait_weight * curve.share, curve.burden,
             self.system.concurrency, curve.exponent, curve.unit,
-            self.growth(spare), self.area * stretch**-self.power, self.power, spare, level,
-            self.floor, self.arc, tolerance, room,
+            curve.growth, self.area * stretch**-self.power, self.power, spare, level,
+            self.floor, self.arc, tolerance, self.utilisation, room,
         )  # fmt: skip
         self.used += steps
         return converged
 
-    def growth(self, spare: float) -> np.ndarray:
-        """Slope (S,), s, of the straight line above 1 − spare/c: the mean wait there of all
-        requests alike, in every spare/c (Theory D1)."""
-        if spare not in self._growth:
-            tiers = self.system.shape[1]
-            self._growth[spare] = np.array(
-                [overload_growth(self.system, self.model, s, spare) for s in range(tiers)]
-            )
-        return self._growth[spare]
-
-    def conclusive(self, association: np.ndarray, spare: float) -> bool:
+    def conclusive(self, spare: float) -> bool:
         """The straight line was not used, or a sharper one would change nothing.
 
         Where the overload exceeds a hundred times the spare servers, waits are so long that only
         their differences count, and these no longer depend on how sharp the line is.
         """
-        system = self.system
-        over = max(
-            (self.model.utilisation(system.tier_load(association, s)) - 1.0) * c
-            for s, c in enumerate(system.concurrency)
-        )
-        return over <= -spare or over > 100.0 * spare or system.capacity_margin <= 0
+        over = float(((self.utilisation - 1.0) * self.system.concurrency).max())
+        return over <= -spare or over > 100.0 * spare or self.system.capacity_margin <= 0
 
 
 @dataclass(frozen=True)
@@ -193,25 +179,32 @@ class _Curve:
     burden: np.ndarray
     exponent: np.ndarray
     unit: np.ndarray
+    growth: np.ndarray
 
 
 def _erlang(search: _Search, start: OperatingPoint | None) -> tuple[np.ndarray, bool]:
     """Advertised waits (Q, S) at the operating point of Erlang-C tiers, and convergence."""
     system = search.system
     tiers = system.shape[1]
-    curve = _Curve(
-        share=np.ones(system.shape),
-        burden=system.occupancy / system.concurrency,
-        exponent=np.full(tiers, -1.0),
-        unit=np.ones(tiers),
-    )
     level = np.zeros(tiers) if start is None else start.advertised.max(axis=0)
     level[system.density <= 0] = 0.0
+    everyone = system.probability @ system.occupancy
     converged = False
     for spare in SPARE_SERVERS:
+        curve = _Curve(
+            share=np.ones(system.shape),
+            burden=system.occupancy / system.concurrency,
+            exponent=np.full(tiers, -1.0),
+            unit=np.ones(tiers),
+            growth=np.array(
+                [
+                    m * scaled_wait(c, 1.0 - spare / c)[0] / (spare / c)
+                    for m, c in zip(everyone, system.concurrency, strict=True)
+                ]
+            ),
+        )
         converged = search.settle(level, spare, curve)
-        association = associate(system, search.policy.fixed_cost(system.residual, level))
-        if not converged or search.conclusive(association, spare):
+        if not converged or search.conclusive(spare):
             break
     return np.broadcast_to(level, system.shape).copy(), converged
 
@@ -233,9 +226,12 @@ def _fitted(
     for spare in SPARE_SERVERS:
         old: _Curve | None = None
         last, grew = np.inf, False
+        growth = np.array(
+            [overload_growth(system, model, s, spare) for s in range(system.shape[1])]
+        )
         association = associate(system, policy.fixed_cost(system.residual, wait))
         while search.used < len(search.history):
-            curve = _fit(system, model, association, spare)
+            curve = _fit(system, model, association, spare, growth)
             if old is not None:
                 curve = _blend(old, curve, damping if grew else 1.0)
             old = curve
@@ -250,12 +246,14 @@ def _fitted(
             converged = min(change, moved) < search.tolerance
             if converged:
                 break
-        if not converged or search.conclusive(association, spare):
+        if not converged or search.conclusive(spare):
             break
     return wait, converged
 
 
-def _fit(system: System, model: DelayModel, association: np.ndarray, spare: float) -> _Curve:
+def _fit(
+    system: System, model: DelayModel, association: np.ndarray, spare: float, growth: np.ndarray
+) -> _Curve:
     """Curves through the model's mean and slope at each tier's load."""
     types, tiers = system.shape
     share = np.ones((types, tiers))
@@ -282,7 +280,7 @@ def _fit(system: System, model: DelayModel, association: np.ndarray, spare: floa
             steepness = np.log(mean / mean_before) / -np.log1p(-_DIFFERENCE)
             exponent[s] = max(steepness - at / (1.0 - at), 0.0)
         unit[s] = mean * (1.0 - at) * at ** -exponent[s]
-    return _Curve(share, burden, exponent, unit)
+    return _Curve(share, burden, exponent, unit, growth)
 
 
 def _blend(old: _Curve, new: _Curve, part: float) -> _Curve:
