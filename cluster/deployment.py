@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from cluster.devices import on_device
 from cluster.engines.base import EngineFacts, Placement
 from cluster.wire import Link, ReplicaLost
 from testbed.errors import ClusterError, EngineError, ScenarioError
@@ -99,6 +100,7 @@ class Deployment:
         seed: int = 0,
         bind: str = LOOPBACK,
     ) -> None:
+        scenario = on_device(scenario)
         if scenario.engine is None:
             raise ScenarioError("engine: a run needs this section")
         self.scenario = scenario
@@ -229,6 +231,7 @@ class Deployment:
         """
         import ray
 
+        scenario = on_device(scenario)
         if scenario.engine != self.scenario.engine:
             raise ScenarioError("engine: not the engine of the running replicas")
         if replica_profiles(scenario, len(self.nodes)) != self._profiles:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.deployment import LOOPBACK, deployed
+from cluster.devices import on_device
 from cluster.metrics import RouterMetrics
 from cluster.replay import Progress
 from cluster.run import run
@@ -51,6 +52,8 @@ def run_scenario(
     if scenario.engine is None:
         raise ScenarioError("engine: a run needs this section")
     get_policy(scenario.policy)
+    scenario = on_device(scenario)
+    assert scenario.engine is not None
     folder = None if out is None else Path(out)
     records = None
     if folder is not None:

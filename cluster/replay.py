@@ -84,7 +84,7 @@ class Replay:
         self._on_record = on_record
         self._metrics = metrics
         self._on_node_lost = on_node_lost
-        self._patience = patience
+        self._patience = patience * time_scale
         self._scale = time_scale
         self._names = [q.name for q in router.scenario.requests]
         self._profiles = [s.name for s in router.scenario.profiles]

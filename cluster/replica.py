@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ class Replica:
         secret: str,
     ) -> None:
         self._spec = spec
+        self._scale = spec.time_scale  # waits are advertised in the engine's own seconds
         self._engine: Engine = make_engine(spec, placement)
         self._profile = profile
         self._prefill = prefill
@@ -155,16 +157,16 @@ class Replica:
 
     def _account(self, served: Generation, received: float, tokens: int) -> None:
         cached = served.cached_tokens
-        ttft = served.first_token - received
+        ttft = (served.first_token - received) / self._scale
         wait = ttft - float(prefill_time(self._prefill, tokens - cached, cached))
-        self._waits.observe(served.first_token, wait)
+        self._waits.observe(served.first_token / self._scale, wait)
         self._metrics.served(ttft, wait, cached)
 
     async def _status(self) -> dict[str, Any]:
         load = await self._engine.load()
         self._metrics.load(load.running, load.waiting, load.kv_usage)
         if self._inside == 0:
-            self._waits.idle(time.perf_counter())
+            self._waits.idle(time.perf_counter() / self._scale)
         return {
             "wait": self._waits.mean,
             "deviation": self._waits.deviation,
@@ -172,4 +174,5 @@ class Replica:
             "waiting": load.waiting,
             "kv_usage": load.kv_usage,
             "preemptions": load.preemptions,
+            "pace": None if load.pace is None else asdict(load.pace),
         }

@@ -75,6 +75,7 @@ class Router:
         self._turns = generator(seed, "replicas").random((count, profiles))
         spec = scenario.engine
         assert spec is not None  # a deployment has one
+        self._scale = spec.time_scale
         self._identity = EngineIdentity(model=spec.model, tokenizer=spec.model)
         self._admission = Admission.from_scenario(scenario)
         self._lock = threading.Lock()
@@ -151,7 +152,7 @@ class Router:
 
     def start_telemetry(self, on_lost: Callable[[Node], None] | None = None) -> None:
         """Ask every node for its advertised wait, each ``routing.telemetry_period`` seconds."""
-        period = max(0.05, self.scenario.routing.telemetry_period)
+        period = max(0.05, self.scenario.routing.telemetry_period * self._scale)
 
         def poll() -> None:
             while not self._stop.wait(period):

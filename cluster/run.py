@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from cluster.deployment import Deployment, Node
+from cluster.devices import on_device
+from cluster.engines.device_time_clock import Pace
 from cluster.metrics import RouterMetrics
+from cluster.pace import pace_facts, pace_problem, read_pace
 from cluster.replay import Progress, Replay, check_stream
 from cluster.router import Router
 from testbed.environment import environment
@@ -60,6 +63,7 @@ def run(
     ScenarioError
         A request does not fit the engine, before anything is sent.
     """
+    scenario = on_device(scenario)
     spec = scenario.engine
     if spec is None:
         raise ScenarioError("engine: a run needs this section")
@@ -127,6 +131,7 @@ def run(
         seed=seed,
         warnings=tuple(lost),
         resumed=len(done),
+        paces=read_pace(deployment),
     )
 
 
@@ -170,6 +175,7 @@ def observe(
     seed: int,
     warnings: tuple[str, ...] = (),
     resumed: int = 0,
+    paces: dict[int, Pace] | None = None,
 ) -> Outcome:
     """The outcome of a replay from its records, by the estimators that simulation uses.
 
@@ -215,6 +221,8 @@ def observe(
             f"dispatch lag p99 of {lag['p99'] * 1e3:.2f} ms is more than {LAG_LIMIT:.0%} of the "
             f"median TTFT of {median * 1e3:.1f} ms"
         )
+    if paces:
+        invalid = "; ".join(p for p in (invalid, pace_problem(paces)) if p) or None
     extra = {
         **outcome.extra,
         "requested_rate": len(stream) / duration,
@@ -237,6 +245,8 @@ def observe(
         "wait_probability": f"share scheduled more than {WAITED_SECONDS * 1e3:g} ms after arrival",
         "placement": "palm",
     }
+    if paces and scenario.engine is not None:
+        extra["device_time"] = pace_facts(paces, scenario.engine.time_scale)
     return outcome.model_copy(
         update={
             "kind": "measured",

@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
+from cluster.engines.device_time_clock import Pace
 from testbed.errors import EngineError
 from testbed.scenario import EngineSpec
 
@@ -59,6 +60,8 @@ class EngineLoad:
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    pace: Pace | None = None
+    """In device time: how well it was kept since the last :meth:`Engine.forget`."""
 
 
 @dataclass(frozen=True)

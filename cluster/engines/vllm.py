@@ -1,15 +1,22 @@
-"""vLLM behind the Engine surface: AsyncLLM with prefix caching, pinning and a step log."""
+"""vLLM behind the Engine surface: AsyncLLM with prefix caching, pinning and a step log.
+
+With ``engine.device`` the model's arithmetic is replaced by the step time of a measured device
+(:mod:`cluster.engines.device_time`); everything else stays vLLM's.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from cluster.devices import DeviceProfile, engine_on_device, load_device
 from cluster.engines.base import (
     Engine,
     EngineFacts,
@@ -20,10 +27,12 @@ from cluster.engines.base import (
     model_directory,
     nominal_bytes_per_token,
 )
+from cluster.engines.device_time_clock import OWNER_NICENESS, Ledger, prepare_host
 from cluster.engines.step_log import STEP_LOG_VARIABLE
 from testbed.errors import EngineError
 
 BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4, "auto": 2}
+CPU_BLOCK = 32
 PIN, UNPIN = "testbed_pin", "testbed_unpin"  # as in vllm_scheduler, which only vLLM imports
 REUSE_VARIABLE = "TESTBED_REUSE"
 
@@ -45,6 +54,11 @@ class VllmEngine(Engine):
         self._controls = 0
         self._preemptions = 0
         self._stats: _LastStats | None = None
+        self._ledger: Ledger | None = None
+        self._profile: DeviceProfile | None = None
+        if self.spec.device is not None:
+            self._profile = load_device(self.spec.device)
+            self.spec = engine_on_device(self.spec)
 
     async def start(self) -> EngineFacts:
         directory = model_directory(self.spec.model)
@@ -62,6 +76,7 @@ class VllmEngine(Engine):
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.platforms import current_platform
             from vllm.sampling_params import RequestOutputKind
+            from vllm.usage.usage_lib import UsageContext
             from vllm.v1.engine.async_llm import AsyncLLM
         except ImportError as error:
             raise EngineError(
@@ -83,23 +98,31 @@ class VllmEngine(Engine):
             "seed": self.placement.seed,
             "disable_log_stats": False,
         }
-        if self.spec.num_blocks is not None:
+        if self._profile is not None:
+            arguments |= self._device_time(directory, self._profile)
+        elif self.spec.num_blocks is not None:
             arguments["num_gpu_blocks_override"] = self.spec.num_blocks
-        if on_cpu:
+        if self._profile is None and on_cpu:
             self._prepare_cpu(directory)
             arguments["enforce_eager"] = True
             arguments["distributed_executor_backend"] = "uni"
             arguments["scheduler_cls"] = "cluster.engines.vllm_scheduler.PinningScheduler"
-        else:
+        elif self._profile is None:
             arguments["scheduler_cls"] = "cluster.engines.vllm_scheduler.AsyncPinningScheduler"
 
         def build() -> Any:
-            options = AsyncEngineArgs(**arguments)
-            return AsyncLLM.from_engine_args(options, stat_loggers=[self._stat_logger()])
+            options = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+            if self._profile is not None:
+                # vLLM's CPU platform turns both off for the sake of arithmetic, which there is
+                # none of: scheduling overlaps a step where it does on the device.
+                options.scheduler_config.async_scheduling = self._profile.async_scheduling
+                options.parallel_config.distributed_executor_backend = "uni"
+            return AsyncLLM.from_vllm_config(options, stat_loggers=[self._stat_logger()])
 
         try:
             self._engine = build()
         except (ValueError, RuntimeError, OSError) as error:
+            self._drop_ledger()
             reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
             raise EngineError(f"vLLM did not start: {reason}") from error
 
@@ -114,16 +137,30 @@ class VllmEngine(Engine):
             )
 
         self._sampling = sampling
+        if self._ledger is not None:
+            self._ledger.unlink()
         config = self._engine.vllm_config
         blocks = int(config.cache_config.num_gpu_blocks)
         model = model_config(directory) if os.path.isdir(directory) else {}
         width = 2 if self.spec.dtype == "auto" else BYTES_PER_VALUE[self.spec.dtype]
+        device = current_platform.get_device_name(0) if not on_cpu else "cpu"
+        paced: dict[str, Any] = {}
+        if self._profile is not None:
+            device = self._profile.device.name
+            host = await self._engine.collective_rpc("device_time_host")
+            prepare_host(OWNER_NICENESS)
+            paced["device_time"] = {
+                **self._profile.facts(),
+                "time_scale": self.spec.time_scale,
+                "host": host[0],
+                "text": "placeholders: nothing is computed",
+            }
         return EngineFacts(
             name=self.name,
             version=version,
             model=self.spec.model,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
-            device=current_platform.get_device_name(0) if not on_cpu else "cpu",
+            device=device,
             num_blocks=blocks,
             block_size=int(config.cache_config.block_size),
             bytes_per_token=nominal_bytes_per_token(model, width) if model else 0.0,
@@ -131,8 +168,9 @@ class VllmEngine(Engine):
             max_model_len=int(config.model_config.max_model_len),
             max_sequences=int(config.scheduler_config.max_num_seqs),
             token_budget=int(config.scheduler_config.max_num_batched_tokens),
-            clock="wall clock",
+            clock="wall clock" if self._profile is None else "device time",
             extra={
+                **paced,
                 "random_weights": arguments["load_format"] == "dummy",
                 "async_scheduling": bool(config.scheduler_config.async_scheduling),
                 "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
@@ -140,7 +178,37 @@ class VllmEngine(Engine):
             },
         )
 
+    def _device_time(self, directory: str, profile: DeviceProfile) -> dict[str, Any]:
+        """Arguments that replace the model's arithmetic by the device's step time."""
+        from cluster.engines.device_time import OPTIONS
+
+        assert self.spec.num_blocks is not None  # written out by engine_on_device
+        kappa = nominal_bytes_per_token(model_config(directory), BYTES_PER_VALUE[self.spec.dtype])
+        self._ledger = Ledger.create()
+        scheduler = (
+            "AsyncDeviceTimeScheduler" if profile.async_scheduling else "DeviceTimeScheduler"
+        )
+        return {
+            "worker_cls": "cluster.engines.device_time.DeviceTimeWorker",
+            "scheduler_cls": f"cluster.engines.device_time.{scheduler}",
+            "load_format": "dummy",
+            "enforce_eager": True,
+            "additional_config": {
+                OPTIONS: {
+                    "step_time": base64.b64encode(profile.step_time.vector().tobytes()).decode(),
+                    "pool_bytes": self.spec.num_blocks * self.spec.block_size * kappa,
+                    "time_scale": self.spec.time_scale,
+                    "ledger": self._ledger.path,
+                }
+            },
+        }
+
     def _prepare_cpu(self, directory: str) -> None:
+        if self.spec.block_size % CPU_BLOCK:
+            raise EngineError(
+                f"engine.block_size: {self.spec.block_size}: vLLM's CPU attention takes multiples "
+                f"of {CPU_BLOCK}"
+            )
         if self.placement.core is not None:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(self.placement.core)
         if self.spec.num_blocks is not None and os.path.isdir(directory):
@@ -251,14 +319,24 @@ class VllmEngine(Engine):
             raise EngineError("the prefix cache could not be emptied: requests are running")
         for name, tokens in pinned.items():
             await self._pin(name, tokens)
+        if self._ledger is not None:
+            self._ledger.restart()
 
     async def load(self) -> EngineLoad:
         if self._engine is None or self._stats is None:
             raise EngineError("the engine is not running")
         await self._engine.check_health()
-        return self._stats.load()
+        load = self._stats.load()
+        return load if self._ledger is None else replace(load, pace=self._ledger.read())
+
+    def _drop_ledger(self) -> None:
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.unlink()
+            ledger.close()
 
     async def stop(self) -> None:
+        self._drop_ledger()
         engine, self._engine = self._engine, None
         if engine is None:
             return

@@ -46,7 +46,9 @@ def _control(request: Request, key: str) -> str | None:
     return arguments.get(key) if arguments else None
 
 
-class _Additions(_Base):
+class Additions(_Base):
+    """What the schedulers of this project have beyond vLLM's own."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pinned: dict[str, Request] = {}
@@ -121,10 +123,15 @@ class _Additions(_Base):
             return super().update_from_output(scheduler_output, model_runner_output)
         computed = time.monotonic()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        values = [row[0], row[1], computed, time.monotonic(), *row[2:]]
+        stamped = [row[0], row[1], computed, time.monotonic(), *row[2:]]
+        values = self._row(scheduler_output, stamped)
         assert len(values) == len(STEP_COLUMNS)
         self._step_log.write(np.array(values, dtype=np.float64).tobytes())
         return outputs
+
+    def _row(self, scheduler_output: Any, row: list[float]) -> list[float]:
+        """The row as it is written; device time puts its own clock in."""
+        return row
 
     def _sums(self, output: Any) -> list[float]:
         prefills = decodes = 0
@@ -161,9 +168,9 @@ class _Additions(_Base):
         super().shutdown()
 
 
-class PinningScheduler(_Additions, Scheduler):
+class PinningScheduler(Additions, Scheduler):
     """Where async scheduling is off, as it is on CPU."""
 
 
-class AsyncPinningScheduler(_Additions, AsyncScheduler):
+class AsyncPinningScheduler(Additions, AsyncScheduler):
     """Where async scheduling is on, as on CUDA by default."""

@@ -1,0 +1,1 @@
+"""Calibration records of measured GPUs that come with the package (``engine.device``)."""
