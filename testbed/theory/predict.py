@@ -24,7 +24,6 @@ def predict(
     *,
     delay_model: str | None = None,
     step_time: StepTime | None = None,
-    start: OperatingPoint | None = None,
 ) -> Outcome:
     """The scenario's outcome by the analytical model (Theory A-E).
 
@@ -33,16 +32,38 @@ def predict(
     scenario : what is asked
     delay_model : a registered delay model instead of ``scenario.delay_model``
     step_time : calibration of the nodes' engine, for the delay models that use it
-    start : the operating point of a neighbouring scenario, to start from
 
     Raises
     ------
     ScenarioError
         An unknown policy or delay model, or a radio model that the theory does not have.
+
+    Examples
+    --------
+    >>> from testbed.presets import preset
+    >>> round(predict(preset("paper-baseline")).ttft.coverage["0.8"], 3)
+    0.692
     """
     name = delay_model if delay_model is not None else scenario.delay_model
-    model = get_delay_model(name)
+    return assemble(scenario, name, locate(scenario, delay_model=name, step_time=step_time))
+
+
+def locate(
+    scenario: Scenario,
+    *,
+    delay_model: str | None = None,
+    step_time: StepTime | None = None,
+    start: OperatingPoint | None = None,
+) -> Latency:
+    """The scenario's operating point and the law of the TTFT there.
+
+    ``start`` is the operating point of a neighbouring scenario, to start from; the rest as in
+    :func:`predict`.
+    """
+    model = get_delay_model(delay_model if delay_model is not None else scenario.delay_model)
     system = System.from_scenario(scenario, step_time)
+    if start is not None and start.wait.shape != system.shape:
+        start = None
     point = solve(
         system,
         get_policy(scenario.policy),
@@ -52,7 +73,7 @@ def predict(
         max_iterations=scenario.solver.max_iterations,
         start=start,
     )
-    return assemble(scenario, name, Latency(system, point, model))
+    return Latency(system, point, model)
 
 
 def assemble(scenario: Scenario, delay_model: str, latency: Latency) -> Outcome:
