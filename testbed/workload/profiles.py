@@ -238,9 +238,9 @@ def undominated(profiles: list[CandidateProfile]) -> list[CandidateProfile]:
 def choose(profiles: list[CandidateProfile], count: int) -> list[CandidateProfile]:
     """``count`` profiles, the fallback first.
 
-    One after the other: the most valuable profile left of the depth ladder, then the most
-    valuable family, alternating, so that broad shallow reuse and selective deep reuse both
-    stand to choice; the placement decides how much of each to deploy (Theory F2).
+    First the two most valuable of the depth ladder (deep and shallow), then by turns the most
+    valuable family and the next of the ladder, so that broad shallow reuse and selective deep
+    reuse both stand to choice; the placement decides how much of each to deploy (Theory F2).
 
     Raises
     ------
@@ -257,7 +257,8 @@ def choose(profiles: list[CandidateProfile], count: int) -> list[CandidateProfil
     families = sorted((p for p in profiles if p.method == "family"), key=lambda p: -p.saved_seconds)
     taken = base[:1]
     while len(taken) < count and (broad or families):
-        turn = broad if broad and (len(taken) <= 2 or len(taken) % 2 or not families) else families
+        ladder = broad and (len(taken) <= 2 or len(taken) % 2 == 0 or not families)
+        turn = broad if ladder else families
         taken.append(turn.pop(0))
     return taken
 
@@ -284,11 +285,11 @@ def _savings(
     whole = np.zeros(len(depth))
     support = np.zeros(len(depth), dtype=np.int64)
     for j in range(len(rows)):
-        full = _g(k, lengths[j], 0.0)
+        full = _g(k, float(lengths[j]), 0.0)
         before = full
         for p in range(offsets[rows[j]], offsets[rows[j] + 1]):
             v = path[p]
-            after = _g(k, lengths[j], min(depth[v], longest_hit[j]))
+            after = _g(k, float(lengths[j]), float(min(depth[v], longest_hit[j])))
             saving[v] += before - after
             whole[v] += full - after
             support[v] += 1

@@ -66,10 +66,14 @@ class TokenRealisation:
 
     @property
     def too_short(self) -> int:
-        """Blocks scaled to fewer tokens than tell them apart from all their siblings."""
+        """Blocks and ends of prompts of fewer tokens than tell them apart from all siblings."""
+        r, forest = self.requests, self.requests.forest
         powers = self.usable ** np.arange(1, self.digits + 1, dtype=np.float64)
         needed = 1 + np.searchsorted(powers, self.continuations)
-        return int((self.requests.own_tokens < needed[self.requests.forest.parent]).sum())
+        blocks = r.own_tokens < needed[forest.parent]
+        beyond = r.trace.input_tokens - np.diff(forest.offsets) * forest.block_size
+        ends = (beyond > 0) & (scaled_part(beyond, r.scale) < needed[forest.leaf])
+        return int(blocks.sum() + ends[r.rows].sum())
 
     def vertex_tokens(self, vertex: int, length: int, lap: int = 0) -> np.ndarray:
         """Token ids of one vertex' own block, (length,) int32."""

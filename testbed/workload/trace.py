@@ -52,7 +52,7 @@ class TraceFacts:
             "dropped": dict(self.dropped),
             "out_of_order": self.out_of_order,
             "relabelled": self.relabelled,
-            **self.notes,
+            "notes": dict(self.notes),
         }
 
 

@@ -284,26 +284,6 @@ def test_real_tokenizers_count_and_share(read: Callable[..., Trace], tmp_path: P
     assert trace.output_tokens[1] == len(tokenizer.encode("one two three").ids)
 
 
-@pytest.mark.slow
-def test_transformers_use_their_own_template(read: Callable[..., Trace], tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers", reason="the tokenizers package is not there")
-    transformers = pytest.importorskip("transformers", reason="transformers is not there")
-    vocabulary = {w: i for i, w in enumerate(["[UNK]", "SYS", "USER", "hi", "look", *TEXT.split()])}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    own = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
-    own.chat_template = (
-        "{% for m in messages %}{{ {'system': 'SYS', 'user': 'USER'}[m.role] }} "
-        "{{ m.content }} {% endfor %}"
-    )
-    own.save_pretrained(tmp_path / "model")
-    two = CHAT.splitlines()[0] + b"\n"
-    trace = read(two, tokenizer=tmp_path / "model")
-    expected = [vocabulary[w] for w in f"SYS {TEXT} USER hi".split()]
-    assert trace.tokens(0).tolist() == expected
-    assert trace.facts.notes["chat_template"] == "own"
-
-
 # --- order, identity, refusal ------------------------------------------------------------------
 
 
