@@ -94,6 +94,7 @@ from testbed.simulation.network_state import (
     Network,
     Nodes,
     Rules,
+    Slots,
     X,
     Y,
 )
@@ -103,12 +104,17 @@ from testbed.simulation.radio_table import RadioTable, drawn_delay, mean_delay
 NEXT_CHUNK, MORE_ROOM, FLUSH, DONE = range(4)
 """Why :func:`advance` came back."""
 
+_called = numba.njit(cache=True, no_cfunc_wrapper=True, no_cpython_wrapper=True)
+_woven = numba.njit(cache=True, inline="always")
+"""Rare events are calls; what every request goes through is woven into the loop, since handing
+the network's many arrays from function to function is what takes a compiler long."""
+
 _MASK = 2**32 - 1
 _HEADROOM = 64
 """Events that one turn of the loop may add beyond one for each live request."""
 
 
-@numba.njit(cache=True, inline="always")
+@_woven
 def _code(kind: int, who: int, generation: int) -> int:
     return kind + 16 * (who + (generation << 32))
 
@@ -163,88 +169,99 @@ def advance(
             return MORE_ROOM, done
         if counters.number[RECORDS] + live + 1 > room:
             return FLUSH if counters.number[RECORDS] > room // 4 else MORE_ROOM, done
+        # What an event leaves to do: route request ``i``, end it, or start who waits at a node.
+        i, node, route, ending = -1, -1, False, -1
         if done < total and (heap.size[0] == 0 or chunk.time[done] < heap.time[0]):
-            _send(rules, net, plane, radio, chunk, done, near, far)
+            now = chunk.time[done]
+            _pass_time(net, now)
+            i, route = _send(rules, net, chunk, done, now), True
             done += 1
-            continue
-        now, code, value = heap.time[0], heap.code[0], heap.value[0]
-        drop_first(heap)
-        if now < counters.real[NOW]:
-            counters.real[BACK_IN_TIME] += 1
-        counters.real[NOW] = now
-        counters.number[EVENTS] += 1
-        kind = code & 15
-        who = (code >> 4) & _MASK
-        generation = code >> 36
-        if kind == AT_THE_NODE:
-            _arrive(rules, net, who, now)
-        elif kind == COMPLETION:
-            if slots.number[who, GENERATION] == generation:
-                _complete(rules, net, who, now)
-        elif kind == FIRST_TOKEN:
-            _observe(net, who, value)
-        elif kind == TICK:
-            _tick(rules, net, now)
-        elif kind == ADVERTISED:
-            _learn(rules, net, who)
-        elif kind == FAILURE:
-            _fail(rules, net, who, now, rng)
-        elif kind == RECOVERY:
-            _recover(rules, net, who, now, rng)
-        elif kind == NOTICED:
-            net.nodes.number[who, TRUSTED] = int(value)
-            rebuild(net.nodes)
-        elif kind == LOST:
-            if slots.number[who, GENERATION] == generation:
-                _retry(rules, net, plane, radio, who, now, near, far)
-        elif kind == EPOCH:
-            _epoch(rules, net, now)
-        elif kind == LOADED_STATE:
-            net.nodes.number[who, LOADED] = 1
+        else:
+            now, code, value = heap.time[0], heap.code[0], heap.value[0]
+            drop_first(heap)
+            _pass_time(net, now)
+            counters.number[EVENTS] += 1
+            kind = code & 15
+            who = (code >> 4) & _MASK
+            generation = code >> 36
+            if kind == AT_THE_NODE:
+                node = _arrive(rules, net, who, now)
+            elif kind == COMPLETION:
+                if slots.number[who, GENERATION] == generation:
+                    i, ending, node = who, COMPLETED, slots.number[who, NODE]
+                    _count_busy(net.nodes, node, now)
+                    net.nodes.number[node, BUSY] -= 1
+            elif kind == FIRST_TOKEN:
+                _observe(net, who, value)
+            elif kind == LOST:
+                if slots.number[who, GENERATION] == generation:
+                    i = who
+                    route = value == 0 and _may_retry(rules, net, who)
+                    ending = -1 if route else FAILED
+            elif kind == TICK:
+                _tick(rules, net, now)
+            elif kind == ADVERTISED:
+                _learn(rules, net, who)
+            elif kind == FAILURE:
+                _fail(rules, net, who, now, rng)
+            elif kind == RECOVERY:
+                _recover(rules, net, who, now, rng)
+            elif kind == NOTICED:
+                net.nodes.number[who, TRUSTED] = int(value)
+                rebuild(net.nodes)
+            elif kind == EPOCH:
+                _epoch(rules, net, now)
+            else:
+                net.nodes.number[who, LOADED] = 1
+        if route and not _route(rules, net, plane, radio, i, now, near, far):
+            ending = REJECTED if slots.number[i, ATTEMPTS] == 0 else FAILED
+        if ending >= 0:
+            _end(rules, net, i, ending)
+        if node >= 0:
+            _serve_waiting(rules, net, node, now)
 
 
 # --- The router -----------------------------------------------------------------------------
 
 
-@numba.njit(cache=True)
-def _send(
-    rules: Rules,
-    net: Network,
-    plane: Plane,
-    radio: RadioTable,
-    chunk: Chunk,
-    k: int,
-    near: np.ndarray,
-    far: np.ndarray,
-) -> None:
+@_woven
+def _pass_time(net: Network, now: float) -> None:
+    if now < net.counters.real[NOW]:
+        net.counters.real[BACK_IN_TIME] += 1
+    net.counters.real[NOW] = now
+
+
+@_woven
+def _send(rules: Rules, net: Network, chunk: Chunk, k: int, now: float) -> int:
+    """Give the chunk's request ``k`` a slot."""
     slots, counters = net.slots, net.counters
-    now = chunk.time[k]
-    if now < counters.real[NOW]:
-        counters.real[BACK_IN_TIME] += 1
-    counters.real[NOW] = now
     if chunk.place[k] == 0:
         _count_seconds(net.nodes, counters, now)
         counters.number[COUNTING] = 1
     slots.left[0] -= 1
     i = slots.spare[slots.left[0]]
-    number, real = slots.number[i], slots.real[i]
-    number[PLACE], number[ROW], number[KIND] = chunk.place[k], chunk.row[k], chunk.kind[k]
-    number[ATTEMPTS] = 0
-    number[STATE] = RETRYING
-    real[INTENDED] = now
-    real[WORK], real[CHANCE] = chunk.work[k], chunk.chance[k]
-    slots.tried[i, :] = -1
+    slots.number[i, PLACE] = chunk.place[k]
+    slots.number[i, ROW] = chunk.row[k]
+    slots.number[i, KIND] = chunk.kind[k]
+    slots.number[i, ATTEMPTS] = 0
+    slots.number[i, STATE] = RETRYING
+    slots.real[i, INTENDED] = now
+    slots.real[i, WORK] = chunk.work[k]
+    slots.real[i, CHANCE] = chunk.chance[k]
+    for j in range(slots.tried.shape[1]):
+        slots.tried[i, j] = -1
     if rules.palm:
-        slots.radius[i] = chunk.radius[k]
-        slots.turn[i] = chunk.turn[k]
+        for s in range(slots.radius.shape[1]):
+            slots.radius[i, s] = chunk.radius[k, s]
+            slots.turn[i, s] = chunk.turn[k, s]
     else:
-        real[X], real[Y] = chunk.position[k, 0], chunk.position[k, 1]
+        slots.real[i, X] = chunk.position[k, 0]
+        slots.real[i, Y] = chunk.position[k, 1]
     counters.number[LIVE] += 1
-    if not _route(rules, net, plane, radio, i, now, near, far):
-        _end(rules, net, i, REJECTED, now)
+    return i
 
 
-@numba.njit(cache=True)
+@_woven
 def _route(
     rules: Rules,
     net: Network,
@@ -258,7 +275,7 @@ def _route(
     """Send slot ``i`` to the candidate of least cost (Theory C1, G1-G3); False if there is none."""
     nodes, slots = net.nodes, net.slots
     if rules.palm:
-        _draw_of_each(nodes, slots.tried[i], slots.radius[i], slots.turn[i], near, far)
+        _draw_of_each(nodes, slots, i, near, far)
     else:
         nearest_of_each(
             plane,
@@ -284,8 +301,8 @@ def _route(
                 break
             cost = fixed + mean_delay(radio, far[s, j])
             if rules.advertised and rules.wait_weight > 0:
-                seen = net.telemetry.seen
-                cost += rules.wait_weight * (seen[n, 0] + rules.margin * seen[n, 1])
+                told = net.telemetry.seen[n, 0] + rules.margin * net.telemetry.seen[n, 1]
+                cost += rules.wait_weight * told
             if cost < best_cost:
                 best, best_cost, best_distance = n, cost, far[s, j]
     if best < 0:
@@ -298,35 +315,29 @@ def _route(
     return True
 
 
-@numba.njit(cache=True)
-def _draw_of_each(
-    nodes: Nodes,
-    tried: np.ndarray,
-    radius: np.ndarray,
-    turn: np.ndarray,
-    near: np.ndarray,
-    far: np.ndarray,
-) -> None:
+@_woven
+def _draw_of_each(nodes: Nodes, slots: Slots, i: int, near: np.ndarray, far: np.ndarray) -> None:
     """Palm: the nearest node of each profile is any of them, at the distance drawn (F4)."""
     for s in range(near.shape[0]):
         near[s, 0] = -1
         count = nodes.tier_count[s]
-        at = int(turn[s] * count)
+        at = int(slots.turn[i, s] * count)
         for step in range(count):
             n = nodes.tier_members[s, (at + step) % count]
             known = False
-            for j in range(tried.shape[0]):
-                known = known or tried[j] == n
+            for j in range(slots.tried.shape[1]):
+                known = known or slots.tried[i, j] == n
             if not known:
                 near[s, 0] = n
-                far[s, 0] = radius[s]
+                far[s, 0] = slots.radius[i, s]
                 break
 
 
-@numba.njit(cache=True)
+@_called
 def rebuild(nodes: Nodes) -> None:
     """Candidates by tier, after the catalogue or the router's trust has changed."""
-    nodes.tier_count[:] = 0
+    for s in range(nodes.tier_count.shape[0]):
+        nodes.tier_count[s] = 0
     for n in range(nodes.number.shape[0]):
         s = nodes.number[n, LISTED] if nodes.number[n, TRUSTED] == 1 else -1
         nodes.mark[n] = s
@@ -338,13 +349,14 @@ def rebuild(nodes: Nodes) -> None:
 # --- A node ---------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True)
-def _arrive(rules: Rules, net: Network, i: int, now: float) -> None:
+@_woven
+def _arrive(rules: Rules, net: Network, i: int, now: float) -> int:
+    """Join the queue; the node, or -1 where it is dead."""
     nodes, slots = net.nodes, net.slots
     n = slots.number[i, NODE]
     if nodes.number[n, ALIVE] == 0:
-        _lose(rules, net, i, now)
-        return
+        _lose(rules, net, i, now, 0.0)
+        return -1
     row, s = slots.number[i, ROW], nodes.number[n, ASSIGNED]
     loaded = nodes.number[n, LOADED] == 1
     prefill = rules.prefill[row, s] if loaded else rules.full[row]
@@ -353,14 +365,11 @@ def _arrive(rules: Rules, net: Network, i: int, now: float) -> None:
         nodes.tier_work[s, 0] += occupancy
         nodes.tier_work[s, 1] += 1
         occupancy = nodes.tier_work[s, 0] / nodes.tier_work[s, 1]
-    real = slots.real[i]
-    real[AT_NODE], real[PREFILL] = now, prefill
-    real[OCCUPANCY] = occupancy * real[WORK]
-    real[REUSED] = rules.reuse[row, s] if loaded else 0.0
+    slots.real[i, AT_NODE] = now
+    slots.real[i, PREFILL] = prefill
+    slots.real[i, OCCUPANCY] = occupancy * slots.real[i, WORK]
+    slots.real[i, REUSED] = rules.reuse[row, s] if loaded else 0.0
     slots.number[i, PROFILE] = s
-    if nodes.number[n, HEAD] < 0 and nodes.number[n, BUSY] < rules.concurrency[s]:
-        _begin(rules, net, n, i, now)
-        return
     slots.number[i, STATE] = WAITING
     slots.number[i, NEXT] = -1
     if nodes.number[n, HEAD] < 0:
@@ -368,71 +377,62 @@ def _arrive(rules: Rules, net: Network, i: int, now: float) -> None:
     else:
         slots.number[nodes.number[n, TAIL], NEXT] = i
     nodes.number[n, TAIL] = i
+    return n
 
 
-@numba.njit(cache=True)
-def _begin(rules: Rules, net: Network, n: int, i: int, now: float) -> None:
-    slots, heap = net.slots, net.heap
-    _count_busy(net.nodes, n, now)
-    net.nodes.number[n, BUSY] += 1
-    number, real = slots.number[i], slots.real[i]
-    number[STATE] = RUNNING
-    real[STARTED] = now
-    push(heap, now + real[OCCUPANCY], _code(COMPLETION, i, number[GENERATION]), 0.0)
-    if rules.advertised:
-        push(heap, now + real[PREFILL], _code(FIRST_TOKEN, n, 0), now - real[AT_NODE])
-
-
-@numba.njit(cache=True)
-def _complete(rules: Rules, net: Network, i: int, now: float) -> None:
-    n = net.slots.number[i, NODE]
-    _count_busy(net.nodes, n, now)
-    net.nodes.number[n, BUSY] -= 1
-    _end(rules, net, i, COMPLETED, now)
-    _serve_waiting(rules, net, n, now)
-
-
-@numba.njit(cache=True)
+@_woven
 def _serve_waiting(rules: Rules, net: Network, n: int, now: float) -> None:
-    number = net.nodes.number[n]
-    while number[HEAD] >= 0 and number[BUSY] < rules.concurrency[number[ASSIGNED]]:
-        i = number[HEAD]
-        number[HEAD] = net.slots.number[i, NEXT]
-        _begin(rules, net, n, i, now)
+    """Start requests of node ``n``, first come first served, while it has a free server."""
+    number, slots, heap = net.nodes.number, net.slots, net.heap
+    servers = rules.concurrency[number[n, ASSIGNED]]
+    while number[n, HEAD] >= 0 and number[n, BUSY] < servers:
+        i = number[n, HEAD]
+        number[n, HEAD] = slots.number[i, NEXT]
+        _count_busy(net.nodes, n, now)
+        number[n, BUSY] += 1
+        slots.number[i, STATE] = RUNNING
+        slots.real[i, STARTED] = now
+        code = _code(COMPLETION, i, slots.number[i, GENERATION])
+        push(heap, now + slots.real[i, OCCUPANCY], code, 0.0)
+        if rules.advertised:
+            first = now + slots.real[i, PREFILL]
+            push(heap, first, _code(FIRST_TOKEN, n, 0), now - slots.real[i, AT_NODE])
 
 
-@numba.njit(cache=True)
+@_woven
 def _count_busy(nodes: Nodes, n: int, now: float) -> None:
-    real = nodes.real[n]
-    real[BUSY_SECONDS] += nodes.number[n, BUSY] * (now - real[COUNTED_UNTIL])
-    real[COUNTED_UNTIL] = now
+    since = now - nodes.real[n, COUNTED_UNTIL]
+    nodes.real[n, BUSY_SECONDS] += nodes.number[n, BUSY] * since
+    nodes.real[n, COUNTED_UNTIL] = now
 
 
-@numba.njit(cache=True)
-def _end(rules: Rules, net: Network, i: int, ending: int, now: float) -> None:
+@_woven
+def _end(rules: Rules, net: Network, i: int, ending: int) -> None:
     """Write down how a request ended and free its slot."""
-    slots, counters, records, nodes = net.slots, net.counters, net.records, net.nodes
-    number, real = slots.number[i], slots.real[i]
-    if number[PLACE] >= 0:
+    slots, counters, nodes = net.slots, net.counters, net.nodes
+    if slots.number[i, PLACE] >= 0:
         r = counters.number[RECORDS]
         counters.number[RECORDS] = r + 1
-        n, row = number[NODE], number[ROW]
-        out, figures = records.number[r], records.real[r]
-        out[R_PLACE], out[R_KIND], out[R_ENDING] = number[PLACE], number[KIND], ending
-        out[R_NODE] = n if ending == COMPLETED else -1
+        out, figures = net.records.number, net.records.real
+        out[r, R_PLACE] = slots.number[i, PLACE]
+        out[r, R_KIND] = slots.number[i, KIND]
+        out[r, R_ENDING] = ending
         if ending == COMPLETED:
-            out[R_PROFILE] = number[PROFILE]
-            figures[R_TTFT] = real[STARTED] + real[PREFILL] - real[INTENDED]
-            figures[R_WAIT] = real[STARTED] - real[AT_NODE]
-            figures[R_OCCUPANCY] = real[OCCUPANCY]
-            figures[R_DISTANCE] = real[DISTANCE]
-            figures[R_FULL] = rules.full[row]
-            figures[R_SAVED] = rules.full[row] - real[PREFILL]
-            figures[R_REUSED] = real[REUSED]
-            nodes.real[n, WORK_DONE] += real[OCCUPANCY]
+            n, full = slots.number[i, NODE], rules.full[slots.number[i, ROW]]
+            out[r, R_NODE] = n
+            out[r, R_PROFILE] = slots.number[i, PROFILE]
+            first = slots.real[i, STARTED] + slots.real[i, PREFILL]
+            figures[r, R_TTFT] = first - slots.real[i, INTENDED]
+            figures[r, R_WAIT] = slots.real[i, STARTED] - slots.real[i, AT_NODE]
+            figures[r, R_OCCUPANCY] = slots.real[i, OCCUPANCY]
+            figures[r, R_DISTANCE] = slots.real[i, DISTANCE]
+            figures[r, R_FULL] = full
+            figures[r, R_SAVED] = full - slots.real[i, PREFILL]
+            figures[r, R_REUSED] = slots.real[i, REUSED]
+            nodes.real[n, WORK_DONE] += slots.real[i, OCCUPANCY]
             nodes.real[n, SERVED] += 1
-    number[STATE] = FREE
-    number[GENERATION] += 1
+    slots.number[i, STATE] = FREE
+    slots.number[i, GENERATION] += 1
     slots.spare[slots.left[0]] = i
     slots.left[0] += 1
     counters.number[LIVE] -= 1
@@ -441,54 +441,58 @@ def _end(rules: Rules, net: Network, i: int, ending: int, now: float) -> None:
 # --- Telemetry ------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True)
+@_woven
 def _observe(net: Network, n: int, wait: float) -> None:
     if net.nodes.number[n, ALIVE] == 0:
         return
-    bucket = net.telemetry.bucket
+    bucket, total = net.telemetry.bucket, net.telemetry.total
     k = net.counters.number[TICKS] % bucket.shape[1]
-    for store in (bucket[n, k], net.telemetry.total[n]):
-        store[0] += 1
-        store[1] += wait
-        store[2] += wait * wait
+    bucket[n, k, 0] += 1
+    bucket[n, k, 1] += wait
+    bucket[n, k, 2] += wait * wait
+    total[n, 0] += 1
+    total[n, 1] += wait
+    total[n, 2] += wait * wait
 
 
-@numba.njit(cache=True)
+@_called
 def _tick(rules: Rules, net: Network, now: float) -> None:
     """Close a period: every node sends its windowed wait, and the oldest bucket is emptied."""
-    nodes, telemetry, counters = net.nodes, net.telemetry, net.counters
-    buckets, snapshots = telemetry.bucket.shape[1], telemetry.sent.shape[0]
+    nodes, counters = net.nodes, net.counters
+    bucket, total, sent = net.telemetry.bucket, net.telemetry.total, net.telemetry.sent
+    load = net.telemetry.sent_load
     tick = counters.number[TICKS]
-    k, snapshot = tick % buckets, tick % snapshots
-    after = (tick + 1) % buckets
-    load, servers = telemetry.sent_load[snapshot], np.zeros(nodes.closed.shape[0])
-    load[:] = 0.0
-    covered = min(tick + 1, buckets) * rules.period
+    k, after = tick % bucket.shape[1], (tick + 1) % bucket.shape[1]
+    snapshot = tick % sent.shape[0]
+    covered = min(tick + 1, bucket.shape[1]) * rules.period
+    tiers = load.shape[1]
+    servers = np.zeros(tiers)
+    for s in range(tiers):
+        load[snapshot, s] = 0.0
     for n in range(nodes.number.shape[0]):
         _count_busy(nodes, n, now)
         busy = nodes.real[n, BUSY_SECONDS]
         nodes.real[n, BUSY_SECONDS] = 0.0
-        telemetry.bucket[n, k, 3] += busy
-        total = telemetry.total[n]
-        total[3] += busy
-        sent = telemetry.sent[snapshot, n]
-        if total[0] > 0:
-            mean = total[1] / total[0]
-            sent[0] = mean
-            sent[1] = math.sqrt(max(0.0, total[2] / total[0] - mean * mean))
-        else:
-            # As a real node does: one that served nobody in its window has no queue to tell of.
-            sent[:] = 0.0
+        bucket[n, k, 3] += busy
+        total[n, 3] += busy
+        # As a real node does: one that served nobody in its window has no queue to tell of.
+        mean, deviation = 0.0, 0.0
+        if total[n, 0] > 0:
+            mean = total[n, 1] / total[n, 0]
+            deviation = math.sqrt(max(0.0, total[n, 2] / total[n, 0] - mean * mean))
+        sent[snapshot, n, 0] = mean
+        sent[snapshot, n, 1] = deviation
         s = nodes.number[n, ASSIGNED]
         if nodes.number[n, ALIVE] == 1:
-            load[s] += total[3]
+            load[snapshot, s] += total[n, 3]
             servers[s] += rules.concurrency[s] * covered
-        total -= telemetry.bucket[n, after]
-        telemetry.bucket[n, after, :] = 0.0
-        if total[0] <= 0:
-            total[:3] = 0.0
-    for s in range(load.shape[0]):
-        load[s] = load[s] / servers[s] if servers[s] > 0 else 0.0
+        for j in range(4):
+            total[n, j] -= bucket[n, after, j]
+            bucket[n, after, j] = 0.0
+            if total[n, 0] <= 0 and j < 3:
+                total[n, j] = 0.0
+    for s in range(tiers):
+        load[snapshot, s] = load[snapshot, s] / servers[s] if servers[s] > 0 else 0.0
     counters.number[TICKS] = tick + 1
     push(net.heap, now + rules.delay, _code(ADVERTISED, snapshot, 0), 0.0)
     push(net.heap, now + rules.period, TICK, 0.0)
@@ -497,79 +501,68 @@ def _tick(rules: Rules, net: Network, now: float) -> None:
 @numba.njit(cache=True)
 def _learn(rules: Rules, net: Network, snapshot: int) -> None:
     """A snapshot reaches the router: advertised waits, and admission's hysteresis (G3)."""
-    net.telemetry.seen[:] = net.telemetry.sent[snapshot]
-    if rules.close_at <= 0:
-        return
-    closed, load = net.nodes.closed, net.telemetry.sent_load[snapshot]
+    seen, sent, closed = net.telemetry.seen, net.telemetry.sent, net.nodes.closed
+    for n in range(seen.shape[0]):
+        seen[n, 0] = sent[snapshot, n, 0]
+        seen[n, 1] = sent[snapshot, n, 1]
     for s in range(closed.shape[0]):
-        if load[s] >= rules.close_at:
+        load = net.telemetry.sent_load[snapshot, s]
+        if rules.close_at > 0 and load >= rules.close_at:
             closed[s] = True
-        elif load[s] <= rules.reopen_at:
+        elif load <= rules.reopen_at:
             closed[s] = False
 
 
 # --- Failures -------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True)
+@_called
 def _fail(rules: Rules, net: Network, n: int, now: float, rng: np.random.Generator) -> None:
     nodes, slots, counters = net.nodes, net.slots, net.counters
     _count_seconds(nodes, counters, now)
     _count_busy(nodes, n, now)
     nodes.alive[nodes.number[n, ASSIGNED]] -= 1
     counters.number[FAILURES] += 1
-    number = nodes.number[n]
-    number[ALIVE], number[BUSY], number[HEAD] = 0, 0, -1
+    nodes.number[n, ALIVE] = 0
+    nodes.number[n, BUSY] = 0
+    nodes.number[n, HEAD] = -1
     down = rng.standard_exponential() * rules.mean_downtime
     push(net.heap, now + down, _code(RECOVERY, n, 0), 0.0)
     push(net.heap, now + rules.detection, _code(NOTICED, n, 0), 0.0)
     for i in range(slots.number.shape[0]):
         state = slots.number[i, STATE]
         if slots.number[i, NODE] == n and state in (WAITING, RUNNING):
-            started = state == RUNNING and now >= slots.real[i, STARTED] + slots.real[i, PREFILL]
-            if started:
-                # Its user has the first tokens; the rest of the answer is gone.
-                _end(rules, net, i, FAILED, now)
-            else:
-                slots.number[i, GENERATION] += 1
-                _lose(rules, net, i, now)
+            # Whose first token is out has the beginning of an answer, and loses the rest of it.
+            begun = state == RUNNING and now >= slots.real[i, STARTED] + slots.real[i, PREFILL]
+            slots.number[i, GENERATION] += 1
+            _lose(rules, net, i, now, 1.0 if begun else 0.0)
 
 
-@numba.njit(cache=True)
-def _lose(rules: Rules, net: Network, i: int, now: float) -> None:
+@_woven
+def _lose(rules: Rules, net: Network, i: int, now: float, begun: float) -> None:
     slots = net.slots
     slots.number[i, STATE] = RETRYING
     code = _code(LOST, i, slots.number[i, GENERATION])
-    push(net.heap, now + rules.detection, code, 0.0)
+    push(net.heap, now + rules.detection, code, begun)
 
 
-@numba.njit(cache=True)
-def _retry(
-    rules: Rules,
-    net: Network,
-    plane: Plane,
-    radio: RadioTable,
-    i: int,
-    now: float,
-    near: np.ndarray,
-    far: np.ndarray,
-) -> None:
-    number = net.slots.number[i]
-    net.slots.tried[i, number[ATTEMPTS]] = number[NODE]
-    number[ATTEMPTS] += 1
-    if number[ATTEMPTS] >= rules.attempts or not _route(
-        rules, net, plane, radio, i, now, near, far
-    ):
-        _end(rules, net, i, FAILED, now)
+@_woven
+def _may_retry(rules: Rules, net: Network, i: int) -> bool:
+    """Note the node that was lost; False where the request has used up its attempts."""
+    number = net.slots.number
+    net.slots.tried[i, number[i, ATTEMPTS]] = number[i, NODE]
+    number[i, ATTEMPTS] += 1
+    return number[i, ATTEMPTS] < rules.attempts
 
 
-@numba.njit(cache=True)
+@_woven
 def _recover(rules: Rules, net: Network, n: int, now: float, rng: np.random.Generator) -> None:
     """A node is back, its profile pinned again."""
     nodes = net.nodes
     _count_seconds(nodes, net.counters, now)
     _count_busy(nodes, n, now)
-    nodes.number[n, ALIVE] = nodes.number[n, LOADED] = 1
+    nodes.number[n, ALIVE] = 1
+    nodes.number[n, LOADED] = 1
     nodes.alive[nodes.number[n, ASSIGNED]] += 1
     up = rng.standard_exponential() * rules.mean_uptime
     push(net.heap, now + up, _code(FAILURE, n, 0), 0.0)
@@ -579,7 +572,7 @@ def _recover(rules: Rules, net: Network, n: int, now: float, rng: np.random.Gene
 # --- Placement ------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True)
+@_called
 def _epoch(rules: Rules, net: Network, now: float) -> None:
     """Publish the catalogue, then move profiles towards the target within the budget (G4)."""
     nodes, counters = net.nodes, net.counters
@@ -621,10 +614,9 @@ def _epoch(rules: Rules, net: Network, now: float) -> None:
             nodes.number[mover, LOADED] = 0
             code = _code(LOADED_STATE, mover, 0)
             push(net.heap, now + best / rules.load_rate, code, 0.0)
-        _serve_waiting(rules, net, mover, now)
 
 
-@numba.njit(cache=True)
+@_woven
 def _count_seconds(nodes: Nodes, counters: Counters, now: float) -> None:
     """Node-seconds of each tier while measured requests are being sent."""
     tiers = nodes.alive.shape[0]
