@@ -37,12 +37,14 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## calibrate, predict, run and compare on this machine (TRACE=, MODEL=, ENGINE=, DEVICE=)
 	$(BIN)/testbed demo --out $(DEMO_OUT) $(DEMO_FLAGS)
 
+include cluster/engines/sglang_cpu/sglang.mk
+
 lint: $(STAMP)  ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint $(TEST_ENVIRONMENTS)  ## lint, types, unit tests and tests on real engines
+test: lint  ## lint, types, unit tests and tests on real engines
 	$(BIN)/python -m pytest tests/unit tests/engine
 
 test-fast: lint  ## without engines, under a minute

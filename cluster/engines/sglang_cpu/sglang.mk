@@ -7,7 +7,7 @@ SGLANG_CPU := cluster/engines/sglang_cpu
 SGLANG_LISTS := $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/requirements-alone.txt
 
 .PHONY: sglang
-sglang: $(SGLANG_ENV)/.made
+sglang: $(SGLANG_ENV)/.made  ## make the environment of SGLang (its own, on a CPU machine)
 
 # Written last: an installation that was cut short is taken up again.
 $(SGLANG_ENV)/.made: $(SGLANG_LISTS) $(SGLANG_CPU)/pyproject.toml
