@@ -213,6 +213,7 @@ def network_rules(
         reopen_at=low,
         period=_period(routing),
         delay=routing.telemetry_delay,
+        window=routing.telemetry_window,
         detection=0.0 if failures is None else failures.detection,
         mean_uptime=0.0 if failures is None else failures.mean_uptime,
         mean_downtime=0.0 if failures is None else failures.mean_downtime,
@@ -239,7 +240,6 @@ def idle_network(rules: Rules, layout: Layout, routing: RoutingSpec) -> Network:
     return new_network(
         layout.assigned,
         len(rules.concurrency),
-        buckets=max(1, round(routing.telemetry_window / rules.period)),
         snapshots=math.ceil(rules.delay / rules.period) + 2,
         attempts=rules.attempts,
         palm=layout.palm,
@@ -328,8 +328,8 @@ def _describe(
         facts["waits"] = "not looked at"
     elif rules.advertised:
         facts["waits"] = (
-            f"each node's own mean over {routing.telemetry_window:g} s, every {rules.period:g} s, "
-            f"{routing.telemetry_delay:g} s old"
+            f"each node's own mean, damped over {routing.telemetry_window:g} s, every "
+            f"{rules.period:g} s, {routing.telemetry_delay:g} s old"
         )
     else:
         facts["waits"] = f"tier means of predict ({scenario.delay_model})"

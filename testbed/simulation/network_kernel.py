@@ -2,11 +2,11 @@
 
 A request is routed at the time it is sent, by what the router knows then; it travels its radio
 delay, queues at its node first come first served, and holds one of the node's servers for its
-occupancy. Its first token comes one prefill after it starts. Nodes advertise the mean of the
-waits whose first token fell into a window, each period, and the router learns of it a delay
-later. A node that dies loses what it holds; who was waiting there tries the next-best node once
-the loss is noticed. Profiles move between nodes at catalogue epochs; a request routed by a stale
-catalogue gets the reuse that its node really has.
+occupancy. Its first token comes one prefill after it starts. Nodes advertise the mean of their
+waits, damped in time, each period, and the router learns of it a delay later. A node that dies
+loses what it holds; who was waiting there tries the next-best node once the loss is noticed.
+Profiles move between nodes at catalogue epochs; a request routed by a stale catalogue gets the
+reuse that its node really has.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ from testbed.simulation.network_state import (
     Nodes,
     Rules,
     Slots,
+    Telemetry,
     X,
     Y,
 )
@@ -192,7 +193,8 @@ def advance(
                     _count_busy(net.nodes, node, now)
                     net.nodes.number[node, BUSY] -= 1
             elif kind == FIRST_TOKEN:
-                _observe(net, who, value)
+                if net.nodes.number[who, ALIVE] == 1:
+                    observe(net.telemetry, who, now, value, rules.window)
             elif kind == LOST:
                 if slots.number[who, GENERATION] == generation:
                     i = who
@@ -442,57 +444,43 @@ def _end(rules: Rules, net: Network, i: int, ending: int) -> None:
 
 
 @_woven
-def _observe(net: Network, n: int, wait: float) -> None:
-    if net.nodes.number[n, ALIVE] == 0:
-        return
-    bucket, total = net.telemetry.bucket, net.telemetry.total
-    k = net.counters.number[TICKS] % bucket.shape[1]
-    bucket[n, k, 0] += 1
-    bucket[n, k, 1] += wait
-    bucket[n, k, 2] += wait * wait
-    total[n, 0] += 1
-    total[n, 1] += wait
-    total[n, 2] += wait * wait
+def observe(telemetry: Telemetry, n: int, now: float, wait: float, window: float) -> None:
+    """Node ``n`` learns of a wait: :class:`testbed.routing.telemetry.AdvertisedWait`, compiled."""
+    kept = telemetry.kept
+    passed = now - kept[n, 2] if kept[n, 2] >= 0 else 0.0
+    weight = -math.expm1(-passed / window)
+    kept[n, 0] += weight * (wait - kept[n, 0])
+    kept[n, 1] += weight * (wait * wait - kept[n, 1])
+    kept[n, 2] = now
 
 
 @_called
 def _tick(rules: Rules, net: Network, now: float) -> None:
-    """Close a period: every node sends its windowed wait, and the oldest bucket is emptied."""
-    nodes, counters = net.nodes, net.counters
-    bucket, total, sent = net.telemetry.bucket, net.telemetry.total, net.telemetry.sent
-    load = net.telemetry.sent_load
+    """Every node sends its wait, an empty one after observing that nobody would wait."""
+    nodes, counters, telemetry = net.nodes, net.counters, net.telemetry
+    sent, load = telemetry.sent, telemetry.load
     tick = counters.number[TICKS]
-    k, after = tick % bucket.shape[1], (tick + 1) % bucket.shape[1]
     snapshot = tick % sent.shape[0]
-    covered = min(tick + 1, bucket.shape[1]) * rules.period
-    tiers = load.shape[1]
-    servers = np.zeros(tiers)
-    for s in range(tiers):
-        load[snapshot, s] = 0.0
+    tiers = load.shape[0]
+    busy, servers = np.zeros(tiers), np.zeros(tiers)
     for n in range(nodes.number.shape[0]):
         _count_busy(nodes, n, now)
-        busy = nodes.real[n, BUSY_SECONDS]
-        nodes.real[n, BUSY_SECONDS] = 0.0
-        bucket[n, k, 3] += busy
-        total[n, 3] += busy
-        # As a real node does: one that served nobody in its window has no queue to tell of.
-        mean, deviation = 0.0, 0.0
-        if total[n, 0] > 0:
-            mean = total[n, 1] / total[n, 0]
-            deviation = math.sqrt(max(0.0, total[n, 2] / total[n, 0] - mean * mean))
+        alive = nodes.number[n, ALIVE] == 1
+        if alive and nodes.number[n, BUSY] == 0 and nodes.number[n, HEAD] < 0:
+            observe(telemetry, n, now, 0.0, rules.window)
+        mean = telemetry.kept[n, 0]
         sent[snapshot, n, 0] = mean
-        sent[snapshot, n, 1] = deviation
-        s = nodes.number[n, ASSIGNED]
-        if nodes.number[n, ALIVE] == 1:
-            load[snapshot, s] += total[n, 3]
-            servers[s] += rules.concurrency[s] * covered
-        for j in range(4):
-            total[n, j] -= bucket[n, after, j]
-            bucket[n, after, j] = 0.0
-            if total[n, 0] <= 0 and j < 3:
-                total[n, j] = 0.0
+        sent[snapshot, n, 1] = math.sqrt(max(0.0, telemetry.kept[n, 1] - mean * mean))
+        if alive:
+            s = nodes.number[n, ASSIGNED]
+            busy[s] += nodes.real[n, BUSY_SECONDS]
+            servers[s] += rules.concurrency[s] * rules.period
+        nodes.real[n, BUSY_SECONDS] = 0.0
+    weight = -math.expm1(-rules.period / rules.window)
     for s in range(tiers):
-        load[snapshot, s] = load[snapshot, s] / servers[s] if servers[s] > 0 else 0.0
+        now_busy = busy[s] / servers[s] if servers[s] > 0 else 0.0
+        load[s] += weight * (now_busy - load[s])
+        telemetry.sent_load[snapshot, s] = load[s]
     counters.number[TICKS] = tick + 1
     push(net.heap, now + rules.delay, _code(ADVERTISED, snapshot, 0), 0.0)
     push(net.heap, now + rules.period, TICK, 0.0)

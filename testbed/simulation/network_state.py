@@ -44,6 +44,9 @@ NODE_REALS = 4
     (LOADED_STATE),
 ) = range(11)
 
+UNSEEN = -1.0
+"""Time of a node's last observation before its first."""
+
 # Entries of ``Counters.number``.
 LIVE, RECORDS, TICKS, COUNTING, FAILURES, MOVES, EVENTS = range(7)
 COUNTERS = 8
@@ -74,6 +77,7 @@ class Rules(NamedTuple):
     reopen_at: float
     period: float
     delay: float
+    window: float
     detection: float
     mean_uptime: float  # 0: nodes do not fail
     mean_downtime: float
@@ -103,12 +107,12 @@ class Nodes(NamedTuple):
 
 
 class Telemetry(NamedTuple):
-    """Buckets of K periods; R snapshots on their way to the router."""
+    """What nodes keep of their waits; R snapshots on their way to the router; what it has seen."""
 
-    bucket: np.ndarray  # (N, K, 4) count, sum, sum of squares, busy seconds
-    total: np.ndarray  # (N, 4)
+    kept: np.ndarray  # (N, 3) damped mean, damped mean square, time of the last observation
+    load: np.ndarray  # (S,) damped utilisation
     sent: np.ndarray  # (R, N, 2) mean and deviation
-    sent_load: np.ndarray  # (R, S) utilisation
+    sent_load: np.ndarray  # (R, S)
     seen: np.ndarray  # (N, 2)
 
 
@@ -163,7 +167,6 @@ def new_network(
     assigned: np.ndarray,
     profiles: int,
     *,
-    buckets: int,
     snapshots: int,
     attempts: int,
     palm: bool,
@@ -188,8 +191,8 @@ def new_network(
         closed=np.zeros(profiles, dtype=np.bool_),
     )
     telemetry = Telemetry(
-        bucket=np.zeros((count, buckets, 4)),
-        total=np.zeros((count, 4)),
+        kept=np.tile([0.0, 0.0, UNSEEN], (count, 1)),
+        load=np.zeros(profiles),
         sent=np.zeros((snapshots, count, 2)),
         sent_load=np.zeros((snapshots, profiles)),
         seen=np.zeros((count, 2)),

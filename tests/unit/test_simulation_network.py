@@ -15,11 +15,13 @@ from testbed.errors import ScenarioError
 from testbed.outcome import Outcome
 from testbed.radio import Histogram, PowerLaw, radio_model
 from testbed.routing.admission import Admission
+from testbed.routing.telemetry import AdvertisedWait
 from testbed.scenario import Scenario, Users
 from testbed.simulation import network_kernel as kernel
 from testbed.simulation import simulate
 from testbed.simulation.heap import drop_first, grown, new_heap, push
 from testbed.simulation.network import idle_network, network_rules
+from testbed.simulation.network_state import UNSEEN, Telemetry
 from testbed.simulation.placement import lay_out, move_bytes, whole_counts
 from testbed.simulation.plane import nearest_of_each, new_plane, read_positions
 from testbed.simulation.radio_table import drawn_delay, mean_delay, tabulate
@@ -371,3 +373,25 @@ def test_admission_follows_the_shared_rule() -> None:
         kernel._learn(rules, net, 0)
         gate.update_all({"plain": load[0], "deep": load[1]})
         assert bool(net.nodes.closed[1]) == (not gate.admits("deep"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 3)), min_size=1, max_size=30),
+    st.floats(0.1, 20),
+)
+def test_nodes_advertise_by_the_shared_rule(
+    steps: list[tuple[float, float]], window: float
+) -> None:
+    telemetry, shared, now = _telemetry(), AdvertisedWait(window), 0.0
+    for gap, wait in steps:
+        now += gap
+        kernel.observe(telemetry, 0, now, wait, window)
+        shared.observe(now, wait)
+        assert telemetry.kept[0, 0] == pytest.approx(shared.mean, abs=1e-12)
+
+
+def _telemetry() -> Telemetry:
+    kept = np.array([[0.0, 0.0, UNSEEN]])
+    zero = np.zeros((1, 1, 2))
+    return Telemetry(kept, np.zeros(1), zero, np.zeros((1, 1)), np.zeros((1, 2)))
