@@ -1,6 +1,7 @@
 """Speed and memory of the workload path: `python tests/bench/bench_workload.py [REQUESTS]`.
 
-Prints seconds of each stage, blocks per second, and the peak memory of the process. The large
+Prints seconds of each stage, blocks per second, the time of each stage as a multiple of sorting
+the same block ids with NumPy in the same run, and the peak memory of the process. The large
 trace is drawn in memory (1,000,000 requests of 25 blocks by default); the published traces are
 measured where `../shared/data` lies beside the repository.
 """
@@ -59,26 +60,32 @@ def drawn_trace(requests: int, seed: int = 0) -> Trace:
     )
 
 
-def stage(name: str, work: Callable[[], R], blocks: int = 0) -> R:
+def stage(name: str, work: Callable[[], R], blocks: int = 0, yardstick: float = 0.0) -> R:
     start = time.perf_counter()
     result = work()
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     rate = f"{blocks / seconds / 1e6:8.2f} M blocks/s" if blocks else " " * 19
-    print(f"{name:34} {seconds:9.3f} s {rate}   peak {peak:6.2f} GiB")
+    ratio = f"{seconds / yardstick:7.2f} × sort" if yardstick else " " * 14
+    print(f"{name:34} {seconds:9.3f} s {rate} {ratio}   peak {peak:6.2f} GiB", flush=True)
     return result
 
 
 def everything(name: str, trace: Trace) -> None:
     m = len(trace.blocks)
-    forest = stage(f"{name}: forest", lambda: PrefixForest.of(trace), m)
+    start = time.perf_counter()
+    np.sort(trace.blocks)
+    sort = time.perf_counter() - start
+    forest = stage(f"{name}: forest", lambda: PrefixForest.of(trace), m, sort)
     print(f"    {len(forest):,} vertices of {m:,} blocks")
-    curve = stage(f"{name}: LRU stack distances", lambda: hit_curve(trace, forest), m)
-    stage(f"{name}: statistics, the rest", lambda: statistics(trace, forest, curve))
+    curve = stage(f"{name}: LRU stack distances", lambda: hit_curve(trace, forest), m, sort)
+    stage(f"{name}: statistics, the rest", lambda: statistics(trace, forest, curve), 0, sort)
     requests = scale_requests(trace, forest)
     prefill = Prefill(linear=2e-4, quadratic=2e-8)
-    value = stage(f"{name}: vertex values", lambda: ForestValue.of(requests, prefill, 131072.0), m)
-    stage(f"{name}: candidate profiles", lambda: candidates(value, 8e9))
+    value = stage(
+        f"{name}: vertex values", lambda: ForestValue.of(requests, prefill, 131072.0), m, sort
+    )
+    stage(f"{name}: candidate profiles", lambda: candidates(value, 8e9), 0, sort)
 
 
 def main() -> None:
