@@ -87,6 +87,8 @@ def assemble(scenario: Scenario, delay_model: str, latency: Latency) -> Outcome:
             f"the operating point did not settle to {scenario.solver.tolerance:g} in "
             f"{point.iterations} iterations"
         )
+    notes = (latency.model.caveat(load) for load in point.loads if load.arrival_rate > 0)
+    warnings.extend(note for note in notes if note is not None)
     return Outcome(
         kind="predicted",
         clock="none",

@@ -118,6 +118,8 @@ class System:
             occupancy=self.occupancy[:, s],
             output_tokens=self.output_tokens,
             concurrency=int(self.concurrency[s]),
+            profile=self.names[s],
+            types=self.types,
             step_time=self.step_time,
             token_budget=self.token_budget,
         )

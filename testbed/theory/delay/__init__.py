@@ -1,6 +1,6 @@
 """Delay models: the law of a node's excess delay under its load (Theory B, H2, H3)."""
 
-from testbed.theory.delay import erlang_c
+from testbed.theory.delay import delay_map, erlang_c, mgc, phase_type
 from testbed.theory.delay.base import (
     DELAY_MODELS,
     DelayModel,
@@ -15,7 +15,10 @@ __all__ = [
     "DelayModel",
     "ExcessDelay",
     "TierLoad",
+    "delay_map",
     "erlang_c",
     "get_delay_model",
+    "mgc",
+    "phase_type",
     "register",
 ]

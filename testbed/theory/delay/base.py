@@ -32,6 +32,7 @@ class TierLoad:
     occupancy : S_sq = residual prefill + decode occupancy, s
     output_tokens : mean tokens generated
     concurrency : c_s, sequences at once
+    profile, types : names of the tier and of the request types, for models made per tier
     step_time, token_budget : of the node's engine, where it has been calibrated
     """
 
@@ -43,6 +44,8 @@ class TierLoad:
     occupancy: np.ndarray
     output_tokens: np.ndarray
     concurrency: int
+    profile: str = ""
+    types: tuple[str, ...] = ()
     step_time: StepTime | None = None
     token_budget: int | None = None
 
@@ -114,12 +117,20 @@ class DelayModel(ABC):
     name: str
 
     def utilisation(self, load: TierLoad) -> float:
-        """Load over capacity as the model sees it; the model is stable below 1."""
+        """Load over capacity as the model sees it; the model is stable below 1.
+
+        Proportional to the arrival rate where the mix stays the same.
+        """
         return load.utilisation
 
     @abstractmethod
     def excess(self, load: TierLoad) -> ExcessDelay:
         """The law for a stable load (:meth:`utilisation` below 1)."""
+
+    def caveat(self, load: TierLoad) -> str | None:
+        """One line on where this load lies outside what the model was made for, or None."""
+        del load
+        return None
 
     def mean(self, load: TierLoad) -> np.ndarray:
         """Mean excess delay, (Q,) seconds, without the rest of the law where that is cheaper."""
