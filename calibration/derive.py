@@ -14,6 +14,7 @@ from calibration.journal import Journal
 from calibration.record import ConcurrencyRecord, DecodeModel, Estimate, PrefillPoint
 
 Sample = dict[str, Any]
+PRIOR_SAMPLES = 4.0
 
 
 def prefill_points(
@@ -33,8 +34,30 @@ def prefill_points(
     rounds: dict[int, dict[int, float]] = defaultdict(dict)
     for s in samples:
         rounds[s["round"]][index[s["new"], s["cached"]]] = s["seconds"]
-    points = [summarise(n, h, times[n, h]) for n, h in keys]
+    points = moderate([summarise(n, h, times[n, h]) for n, h in keys])
     return points, [rounds[r] for r in sorted(rounds)], missed
+
+
+def moderate(points: Sequence[PrefillPoint]) -> list[PrefillPoint]:
+    """Standard errors that lean on all points where one has few samples.
+
+    Three samples may lie close by chance, so a point's relative variance is averaged with the
+    median one of the grid, which counts as :data:`PRIOR_SAMPLES` degrees of freedom (a moderated
+    variance, as in differential expression).
+    """
+    known = [p for p in points if p.standard_error is not None]
+    if not known:
+        return list(points)
+    own = {id(p): (p.standard_error or 0.0) ** 2 * len(p.seconds) / p.median**2 for p in known}
+    usual = float(np.median(list(own.values())))
+    moderated = []
+    for p in points:
+        freedom = len(p.seconds) - 1 if id(p) in own else 0
+        variance = PRIOR_SAMPLES * usual + freedom * own.get(id(p), 0.0)
+        variance /= PRIOR_SAMPLES + freedom
+        error = p.median * math.sqrt(variance / len(p.seconds))
+        moderated.append(p.model_copy(update={"standard_error": error}))
+    return moderated
 
 
 def drift(points: Sequence[PrefillPoint], rounds: Sequence[dict[int, float]]) -> dict[str, Any]:
@@ -65,12 +88,11 @@ def decode_models(samples: Sequence[Sample], *, seed: int = 0) -> tuple[DecodeMo
     models = []
     for batch in sorted(by_batch):
         context = min(s["context"] for s in by_batch[batch])
+        # Those of one burst share its steps and its moment: together they are one observation.
         rows = [
-            (s["output"] - 1, seconds)
+            (s["output"] - 1, float(np.median(s["seconds"])))
             for s in by_batch[batch]
-            if s["context"] == context
-            for seconds in s["seconds"]
-            if s["output"] > 1
+            if s["context"] == context and s["output"] > 1
         ]
         if len({steps for steps, _ in rows}) < 2:
             continue

@@ -135,6 +135,8 @@ def fit_prefill(
     full = prefill_columns(new, cached)
     reports, forms = [], {}
     for name, terms in PREFILL_FORMS.items():
+        if len(terms) >= len(points):
+            continue
         which = [PREFILL_TERMS.index(t) for t in terms]
         solution = relative_nnls(full[:, which], seconds)
         coefficients = dict.fromkeys(PREFILL_TERMS, 0.0)
@@ -145,7 +147,9 @@ def fit_prefill(
     best = min(reports[:-1], key=lambda r: r.held_out_error or math.inf)
     which, coefficients = forms[best.name]
     errors = _bootstrap(full[:, which], points, rounds, seed)
-    named = {PREFILL_TERMS[i]: float(e) for i, e in zip(which, errors, strict=True)}
+    named = {}
+    if errors is not None:
+        named = {PREFILL_TERMS[i]: float(e) for i, e in zip(which, errors, strict=True)}
     return PrefillFit(
         coefficients=Prefill(**coefficients),
         standard_errors=named,
@@ -196,7 +200,8 @@ def _bootstrap(
     points: Sequence[PrefillPoint],
     rounds: Sequence[dict[int, float]],
     seed: int,
-) -> np.ndarray:
+) -> np.ndarray | None:
+    """Standard errors, shape (K,); None where the points are too few to resample."""
     draw = np.random.default_rng(np.random.SeedSequence([seed, 17]))
     medians = np.array([p.median for p in points])
     table = np.full((len(rounds), len(points)), np.nan)
@@ -212,9 +217,11 @@ def _bootstrap(
             seconds = medians.copy()
             seconds[seen] = np.nanmedian(picked[:, seen], axis=0)
         rows = draw.integers(0, len(points), len(points))
-        if len(np.unique(rows)) <= columns.shape[1]:
+        if len(np.unique(rows)) < columns.shape[1]:
             continue
         solutions.append(relative_nnls(columns[rows], seconds[rows]))
+    if len(solutions) < BOOTSTRAP // 4:
+        return None
     return np.std(np.array(solutions), axis=0, ddof=1)
 
 

@@ -30,6 +30,8 @@ from cluster.engines.base import Engine, EngineFacts
 from cluster.engines.step_log import read_steps
 
 FALLBACK = "fallback"
+ENGINE_PREFILL = "prefill, engine's own stamps"
+"""Queued to the engine's own first-token stamp: g without the delivery to the caller."""
 
 
 async def calibrate(
@@ -167,9 +169,20 @@ def _record(
         fits.append(report)
     else:
         notes.append("this engine writes no step log: there is no step time in this record")
+    inside = [
+        {**s, "seconds": s["seconds"] - s["delivery"]}
+        for s in journal.samples("prefill")
+        if s["delivery"] is not None
+    ]
+    if inside:
+        at_engine = [p for p in prefill_points(inside)[0] if len(p.seconds) >= least]
+        best = fit_prefill(at_engine, seed=seed)
+        chosen = min(best.alternatives[:-1], key=lambda r: r.held_out_error or 0.0)
+        fits.append(chosen.model_copy(update={"name": ENGINE_PREFILL}))
     block_bytes = facts.block_size * facts.bytes_per_token
     pool_bytes = usable_blocks(facts) * block_bytes
     submits = [s["submit"] for s in journal.samples("prefill")]
+    deliveries = [d for s in journal.samples("prefill") if (d := s["delivery"]) is not None]
     return Calibration(
         source=Source(
             kind="emulated" if facts.clock == "emulated" else "measured",
@@ -207,6 +220,7 @@ def _record(
             "resumed_samples": journal.resumed,
             "reference": {"new": reference[0], "output": reference[1]},
             "submit_overhead": float(np.median(submits)) if submits else None,
+            "delivery_overhead": float(np.median(deliveries)) if deliveries else None,
             "drift": drift(points, rounds),
         },
     )

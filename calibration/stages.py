@@ -47,7 +47,9 @@ class Stages:
         seed: int,
         longest: int,
         progress: Progress | None = None,
+        points: Sequence[tuple[int, int]] = (),
     ) -> None:
+        self.points = list(points)
         self.engine = engine
         self.facts = facts
         self.design = design
@@ -153,7 +155,7 @@ class Stages:
         if self.journal.is_done("prefill"):
             return
         design = self.design
-        points = prefill_grid(
+        points = self.points or prefill_grid(
             design, self.longest, self.facts.block_size, len(self.chain) + self.longest
         )
         points = [p for p in points if p[1] <= len(self.chain)]
@@ -198,6 +200,7 @@ class Stages:
             cached=g.cached_tokens,
             seconds=seconds,
             submit=start - g.received,
+            delivery=None if g.engine_first_token is None else g.first_token - g.engine_first_token,
             at=g.received,
         )
         return seconds
@@ -347,7 +350,7 @@ class Stages:
             new=new,
             output=output,
             running=peak,
-            waiting=min((s[1] for s in full), default=0),
+            waiting=max((s[1] for s in full), default=0),
             blocks=blocks,
             preemptions=preempted,
         )

@@ -6,18 +6,20 @@ import asyncio
 import importlib.util
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from calibration.check import check, compare
-from calibration.measure import calibrate
+from calibration.design import DESIGNS
+from calibration.measure import ENGINE_PREFILL, calibrate
 from calibration.record import Calibration
 from calibration.speed import speed_check
 from cluster.engines import make_engine
 from cluster.engines.base import Engine, EngineFacts, Placement
-from testbed.scenario import EngineSpec
+from testbed.scenario import EngineSpec, Prefill
 from testbed.step_time import COEFFICIENTS, StepTime
 from testbed.theory.prefill import prefill_time
 
@@ -26,6 +28,10 @@ pytestmark = pytest.mark.engine
 KNOWN = StepTime(
     c_pre=2e-2, p=3e-3, c_both=2e-3, a=6e-5, b=4e-8, d=9e-8, c_dec=8e-3, e=5e-4, f=1e-6
 )
+
+
+class Killed(Exception):
+    pass
 
 
 class Running:
@@ -98,12 +104,15 @@ def test_the_step_time_comes_back_within_two_per_cent(recovered):
 
 
 def test_unloaded_prefill_comes_back_within_two_per_cent(recovered):
-    fit = recovered.prefill_or_raise()
-    delivery = recovered.extra["delivery_overhead"]  # the real time from engine to caller
+    at_engine = next(f for f in recovered.fits if f.name == ENGINE_PREFILL)
+    fit = Prefill(**at_engine.coefficients)
     for p in recovered.prefill_points:
-        true = KNOWN.prefill_seconds(p.new, p.cached) + delivery
+        true = KNOWN.prefill_seconds(p.new, p.cached)
         assert prefill_time(fit, p.new, p.cached) == pytest.approx(true, rel=0.02)
+        # The caller's own times hold the delivery too, which is the machine's and varies.
+        assert min(p.seconds) >= true
     assert {p.cached for p in recovered.prefill_points} > {0}
+    assert recovered.extra["delivery_overhead"] > 0
 
 
 def test_occupancy_comes_back_within_two_per_cent(recovered):
@@ -116,7 +125,9 @@ def test_occupancy_comes_back_within_two_per_cent(recovered):
     for model in recovered.decode:
         batch = round(model.concurrency)
         step = KNOWN.seconds(decodes=batch, decode_context=batch * model.context_tokens)
-        assert model.occupancy(25) == pytest.approx(24 * step, rel=0.04)
+        # Measured at the caller, whose clock is the wall's: its own error counts.
+        error = np.hypot(model.standard_errors["base"], 24 * model.standard_errors["per_token"])
+        assert abs(model.occupancy(25) - 24 * step) <= 0.02 * 24 * step + 3 * error
 
 
 def test_pool_and_concurrency_come_back_exactly(known, recovered):
@@ -142,21 +153,23 @@ def test_an_unchanged_engine_holds_and_keeps_its_speed(known, recovered):
     found = known(check, known.engine, known.facts, record=recovered, seed=6)
     assert found["holds"], found["reasons"]
     speed = known(speed_check, known.engine, recovered, seed=7, budget=2.0)
-    assert speed["relative_time"] == pytest.approx(1.0, abs=0.02)
-    assert speed["interval"][0] <= speed["relative_time"] <= speed["interval"][1]
+    low, high = speed["interval"]
+    assert low <= speed["relative_time"] <= high and low - 0.02 <= 1.0 <= high + 0.02
 
 
-def test_a_killed_calibration_goes_on(known, tmp_path):
+def test_a_killed_calibration_goes_on(known, tmp_path, monkeypatch):
     """What was measured before the kill is not measured again."""
+    short = replace(DESIGNS["check"], prefill_budget=1.0, mix_budget=0.5, mix_least=8)
+    monkeypatch.setitem(DESIGNS, "check", short)
     options = {"effort": "check", "seed": 8, "max_prompt": 128, "resume_dir": tmp_path}
     stages: list[str] = []
 
     def killer(stage: str, done: int, total: int) -> None:
         stages.append(stage)
         if stage == "decode":
-            raise KeyboardInterrupt
+            raise Killed
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         known(calibrate, known.engine, known.facts, progress=killer, **options)
     before = (tmp_path / "points.jsonl").read_bytes().count(b'"stage":"prefill"')
     record = known(calibrate, known.engine, known.facts, **options)
@@ -192,6 +205,5 @@ def test_two_runs_on_vllm_agree_within_their_own_errors(vllm):
     assert level <= width + 1.96 * np.hypot(*moved)
     for record in (first, second):
         assert record.memory.kappa == pytest.approx(vllm.facts.bytes_per_token)
-        assert record.prefill.coefficients.context > 0
         assert record.step_time is not None and record.c_s[0].measured == 4
         assert {p.cached for p in record.prefill_points} > {0}
