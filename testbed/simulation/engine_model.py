@@ -26,9 +26,9 @@ from testbed.errors import EngineError
 from testbed.simulation import engine_model_state as kernel
 from testbed.simulation.engine_model_kernel import (
     LOG_COLUMNS,
-    advance,
-    complete_step,
-    form_steps,
+    advance_arrays,
+    arrays,
+    form_arrays,
 )
 from testbed.simulation.engine_model_pool import (
     FREE,
@@ -73,6 +73,13 @@ class EngineConfig(BaseModel):
         default=0,
         ge=0,
         description="blocks held by pinned prefixes that requests use through reusable_tokens",
+    )
+    reserved_outputs: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="sglang: share of the outputs that running requests may still generate that "
+        "admission reserves; 1 when lengths are known (ignore_eos)",
     )
     wake_seconds: float = Field(
         default=0.0, ge=0, description="s more until the first step after idling"
@@ -162,6 +169,7 @@ def new_engine(
     clock = np.zeros(kernel.CLOCK_SIZE)
     clock[kernel.WAKE] = config.wake_seconds
     clock[kernel.DRAIN] = config.drain_seconds
+    clock[kernel.RESERVED] = config.reserved_outputs
     size = config.max_sequences
     lists = np.zeros((kernel.LIST_ROWS, size + 1), dtype=np.int64)
     lists[kernel.SPARE, :size] = np.arange(size)[::-1]
@@ -248,7 +256,8 @@ def simulate_engine(
 
     rows: list[np.ndarray] = []
     buffer = np.empty((4096, len(LOG_COLUMNS))) if log else _NO_LOG
-    while not advance(engine, requests, math.inf, buffer):
+    sums = np.empty(7)
+    while not advance_arrays(*arrays(engine, requests), math.inf, buffer, sums):
         rows.append(buffer[: engine.state[kernel.LOGGED]].copy())
         engine.state[kernel.LOGGED] = 0
     _check(engine)
@@ -297,6 +306,7 @@ class EngineState:
         self._last_arrival = -math.inf
         self._pins: dict[str, np.ndarray] = {}
         self._log = np.empty((4, len(LOG_COLUMNS)))
+        self._sums = np.empty(7)
 
     # -- requests --
 
@@ -367,7 +377,9 @@ class EngineState:
             raise EngineError(f"step at {now:g} s after one that ended at {clock[kernel.NOW]:g} s")
         clock[kernel.NOW] = now + (clock[kernel.WAKE] if idle else 0.0)
         state[kernel.LOGGED] = 0
-        form_steps(engine, self._requests, self._log)
+        flat = arrays(engine, self._requests)
+        kernel.take_in(state, clock[kernel.NOW], *flat[-3:-1])
+        form_arrays(*flat, self._log, self._sums)
         if state[kernel.UNDER_WAY] == 0:
             if state[kernel.RUNNING] + state[kernel.PREEMPTED] + state[kernel.WAITING] > 0:
                 raise EngineError("a request waits that the pool can never hold")
@@ -378,7 +390,7 @@ class EngineState:
         fresh = engine.slots[batch, kernel.KNOWN] == self._requests.facts[rows, kernel.INPUT]
         running, waiting = self.running, self.waiting
         used = self.used_blocks
-        complete_step(engine, self._requests)
+        kernel.complete(*flat[:2], *flat[3:])
         tokens = tuple(self._numbers[r] for r in rows.tolist())
         begun = rows[fresh]
         scheduled = tuple(self._requests.times[begun, kernel.SCHEDULED].tolist())
@@ -508,6 +520,8 @@ def _never_fits(config: EngineConfig, facts: np.ndarray) -> np.ndarray:
     total = facts[:, kernel.INPUT] + facts[:, kernel.OUTPUT]
     resident = np.minimum(facts[:, kernel.REUSABLE], facts[:, kernel.INPUT] - 1)
     need = -(-total // config.block_size) - resident // config.block_size
+    if config.scheduler == "sglang":
+        need += 2  # its admission keeps a block aside and wants room beyond the last one
     return np.asarray(need > config.usable_blocks)
 
 

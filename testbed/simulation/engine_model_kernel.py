@@ -5,6 +5,10 @@ for the oldest one under way. With two steps under way (asynchronous scheduling)
 formed while one runs, knowing the outputs of the step before that. While every running request
 generates one token a step and nobody can join, whole stretches are taken at once: the times are
 the same.
+
+``advance``, ``form_steps`` and ``complete_step`` take an engine and its requests, for compiled
+callers; those that take arrays are for callers in Python, who need not wait for the others to
+be compiled.
 """
 
 from __future__ import annotations
@@ -13,12 +17,14 @@ import numba
 import numpy as np
 
 from testbed.simulation.engine_model_pool import FREE
+from testbed.simulation.engine_model_sglang import form_sglang
 from testbed.simulation.engine_model_state import (
     ARRIVAL,
     BLOCKED,
     DEPTH,
     DRAIN,
     ENDS,
+    LAST_END,
     LOGGED,
     NOBODY,
     NOW,
@@ -27,6 +33,7 @@ from testbed.simulation.engine_model_state import (
     PREEMPTIONS,
     PREFILLING,
     RUNNING,
+    SCHEDULER,
     STUCK,
     UNDER_WAY,
     UNSEEN,
@@ -56,6 +63,22 @@ LOG_COLUMNS = (
 """One row a step; running, waiting and blocks as they stand when the step has been formed."""
 
 
+def arrays(engine: Engine, requests: Requests) -> tuple[np.ndarray, ...]:
+    """What the functions on arrays take first, in their order."""
+    return (
+        engine.state,
+        engine.clock,
+        engine.step_time,
+        engine.slots,
+        engine.lists,
+        engine.rows,
+        *engine.pool,
+        requests.times,
+        requests.facts,
+        requests.contents,
+    )
+
+
 @numba.njit(cache=True)
 def advance(engine: Engine, requests: Requests, until: float, log: np.ndarray) -> bool:
     """Run through all boundaries before ``until``; False when the log is full.
@@ -64,7 +87,7 @@ def advance(engine: Engine, requests: Requests, until: float, log: np.ndarray) -
     admitted sets STUCK. With a log of no rows nothing is logged; with one, no steps are skipped.
     """
     pool = engine.pool
-    return _advance(
+    return advance_arrays(
         engine.state,
         engine.clock,
         engine.step_time,
@@ -89,7 +112,7 @@ def form_steps(engine: Engine, requests: Requests, log: np.ndarray) -> None:
     """Take in arrivals and form steps until as many are under way as may be."""
     pool = engine.pool
     take_in(engine.state, engine.clock[NOW], requests.times, requests.facts)
-    _form(
+    form_arrays(
         engine.state,
         engine.clock,
         engine.step_time,
@@ -129,7 +152,7 @@ def complete_step(engine: Engine, requests: Requests) -> None:
 
 
 @numba.njit(cache=True)
-def _form(
+def form_arrays(
     state: np.ndarray,
     clock: np.ndarray,
     step_time: np.ndarray,
@@ -147,28 +170,47 @@ def _form(
     sums: np.ndarray,
 ) -> None:
     while state[UNDER_WAY] < state[DEPTH]:
-        start = clock[NOW] if state[UNDER_WAY] == 0 else max(clock[NOW], clock[1])
-        if not form_vllm(
-            state,
-            clock,
-            step_time,
-            slots,
-            lists,
-            rows,
-            links,
-            content,
-            table,
-            counts,
-            times,
-            facts,
-            contents,
-            sums,
-        ):
+        start = clock[NOW] if state[UNDER_WAY] == 0 else max(clock[NOW], clock[LAST_END])
+        if state[SCHEDULER] == 0:
+            formed = form_vllm(
+                state,
+                clock,
+                step_time,
+                slots,
+                lists,
+                rows,
+                links,
+                content,
+                table,
+                counts,
+                times,
+                facts,
+                contents,
+                sums,
+            )
+        else:
+            formed = form_sglang(
+                state,
+                clock,
+                step_time,
+                slots,
+                lists,
+                rows,
+                links,
+                content,
+                table,
+                counts,
+                times,
+                facts,
+                contents,
+                sums,
+            )
+        if not formed:
             return
         if log.shape[0] > 0:
             at = state[LOGGED]
             log[at, 0] = start
-            log[at, 1] = clock[1]
+            log[at, 1] = clock[LAST_END]
             for column in range(7):
                 log[at, 2 + column] = sums[column]
             log[at, 9] = state[RUNNING]
@@ -178,7 +220,7 @@ def _form(
 
 
 @numba.njit(cache=True)
-def _advance(
+def advance_arrays(
     state: np.ndarray,
     clock: np.ndarray,
     step_time: np.ndarray,
@@ -233,7 +275,7 @@ def _advance(
                 return True
         take_in(state, clock[NOW], times, facts)
         preemptions = state[PREEMPTIONS]
-        _form(
+        form_arrays(
             state,
             clock,
             step_time,

@@ -62,9 +62,9 @@ of the list of finished requests that nobody has collected; STUCK a request can 
 """
 STATE_SIZE = 32
 
-NOW, LAST_END, WAKE, DRAIN, ENDS = range(5)
-"""Entries of ``Engine.clock``, s: this boundary; end of the newest step; two constants; the end
-of the step in each batch."""
+NOW, LAST_END, WAKE, DRAIN, RESERVED, ENDS = range(6)
+"""Entries of ``Engine.clock``, s: this boundary; end of the newest step; two constants; the share
+of outputs that SGLang's admission reserves; from ENDS on the end of the step in each batch."""
 CLOCK_SIZE = 8
 
 (
@@ -328,19 +328,27 @@ def preempt(
     facts: np.ndarray,
     contents: np.ndarray,
     position: int,
+    kept: int,
 ) -> int:
-    """Preempt the running slot at ``position`` of the order: it will be computed again."""
+    """Preempt the running slot at ``position`` of the order: it will be computed again.
+
+    Up to ``kept`` of its first blocks keep their content until somebody takes them.
+    """
     slot = lists[ORDER, position]
     state[RUNNING] -= 1
     for i in range(position, state[RUNNING]):
         lists[ORDER, i] = lists[ORDER, i + 1]
-    free_blocks(state, slots, rows, links, content, table, counts, contents, slot)
+    known = 0
     if state[CACHING] != 0:
+        note_contents(state, slots, rows, links, content, table, counts, contents, slot)
         resident = slots[slot, RESIDENT]
-        for index in range(max(resident, slots[slot, HASH_COUNT]), slots[slot, HASHED]):
+        kept = min(kept, slots[slot, HASHED])
+        for index in range(max(resident, slots[slot, HASH_COUNT]), kept):
             block = rows[slot, index - resident]
             if content[block] == NO_CONTENT:
                 content[block] = private_key(slot, index)
+        known = max(kept - resident, 0)
+    release(links, counts, rows, slot, slots[slot, BLOCKS], known)
     if slots[slot, COMPUTED] < slots[slot, PROMPT_END]:
         state[PREFILLING] -= 1
     slots[slot, STATUS] = EVICTED

@@ -124,6 +124,7 @@ def form_vllm(
                     facts,
                     contents,
                     state[RUNNING] - 1,
+                    rows.shape[1],
                 )
                 if victim == slot:
                     gone = True
