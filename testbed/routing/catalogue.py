@@ -1,4 +1,4 @@
-"""Catalogue: what nodes advertise, and which of them a request may use (Theory G2, G4, G5)."""
+"""Catalogue: what nodes advertise, and which of them a request may use (Theory G2, G5)."""
 
 from __future__ import annotations
 
@@ -127,12 +127,3 @@ def usable_depth(
     if not entry.identity.shares_state(wanted):
         return 0
     return max((depth for key, depth in chain if entry.prefixes.get(key) == depth), default=0)
-
-
-def migration_bytes(moves: np.ndarray, move_bytes: np.ndarray) -> float:
-    """Σ m_s→t·bytes_s→t, bytes of one control epoch (Theory G4).
-
-    ``moves`` (S, S) nodes that change from profile s to t, ``move_bytes`` (S, S) bytes that such a
-    node must load.
-    """
-    return float((np.asarray(moves) * np.asarray(move_bytes)).sum())
