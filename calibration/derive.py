@@ -120,7 +120,7 @@ def decode_models(samples: Sequence[Sample], *, seed: int = 0) -> tuple[DecodeMo
 
 
 def concurrency_records(
-    journal: Journal, block_bytes: float, pool_bytes: float, max_sequences: int
+    journal: Journal, block_size: int, block_bytes: float, pool_bytes: float, max_sequences: int
 ) -> tuple[ConcurrencyRecord, ...]:
     """c_s as seen beside floor((M − B_s)/m_run) (Theory A9), by profile."""
     records = []
@@ -141,6 +141,12 @@ def concurrency_records(
                 limit = "sequences"
             elif calm["waiting"] > 0 or len(counts) > 1:
                 limit = "pool"
+        size = next((s for s in bursts if s["role"] == "size" and s["blocks"] > 0), None)
+        unused = None
+        if size is not None and block_bytes > 0:
+            # What the last output wrote is never read: it takes no place.
+            filled = (size["new"] + size["output"] - 1) / block_size
+            unused = max(0.0, 1.0 - filled * size["running"] / size["blocks"])
         formula = None
         if m_run is not None:
             formula = math.floor((pool_bytes - persistent) / m_run.value * (1 + 1e-12))
@@ -153,6 +159,7 @@ def concurrency_records(
                 per_sequence=m_run,
                 preemptions=sum(s["preemptions"] for s in bursts),
                 limit=limit,
+                fragmentation=unused,
             )
         )
     return tuple(records)

@@ -209,7 +209,9 @@ def _record(
             source="the engine's own pool: blocks that requests can take",
         ),
         m_run=reference_estimate(journal, block_bytes),
-        c_s=concurrency_records(journal, block_bytes, pool_bytes, facts.max_sequences),
+        c_s=concurrency_records(
+            journal, facts.block_size, block_bytes, pool_bytes, facts.max_sequences
+        ),
         decode=decode_models(journal.samples("decode"), seed=seed),
         fits=tuple(fits),
         environment={**before, "load_average_after": known.environment()["load_average"]},

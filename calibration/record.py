@@ -170,6 +170,9 @@ class ConcurrencyRecord(_Data):
     formula: int | None = Field(default=None, ge=0, description="floor((M − B_s)/m_run)")
     per_sequence: Estimate | None = Field(default=None, description="m_run on this profile, bytes")
     preemptions: int | None = Field(default=None, ge=0)
+    fragmentation: NonNegative | None = Field(
+        default=None, description="share of a sequence's blocks that no token fills"
+    )
     limit: Literal["sequences", "pool"] | None = Field(
         default=None, description="what bounded c_s: the engine's sequence limit or its KV pool"
     )
