@@ -65,7 +65,7 @@ def migrate(
         if s < size - 1:
             rows[size + s, s::size] = 1.0
     plan = linprog(cost.ravel(), A_eq=rows, b_eq=np.concatenate([current, target[:-1]]))
-    if not plan.success:
+    if not plan.success or plan.x is None:
         raise ValueError(f"no moves lead from {current} to {target}: {plan.message}")
     moves = plan.x.reshape(size, size)
     np.fill_diagonal(moves, 0.0)

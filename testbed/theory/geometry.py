@@ -274,18 +274,19 @@ def association_kernel(costs: np.ndarray, area: np.ndarray, power: float) -> np.
 
 @numba.njit(cache=True)
 def association_response(
-    costs: np.ndarray, area: np.ndarray, power: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """A_s and ∂A_s/∂K_t of one request type, shapes (S,) and (S, S) (Theory C3)."""
+    costs: np.ndarray, area: np.ndarray, power: float, association: np.ndarray, response: np.ndarray
+) -> None:
+    """Fill A_s (S,) and ∂A_s/∂K_t (S, S) of one request type (Theory C3)."""
     tiers = costs.size
     none = np.empty(0)
     _, slope, weight = cost_nodes(costs, area, power, none, none)
-    association = np.zeros(tiers)
-    response = np.zeros((tiers, tiers))
+    for s in range(tiers):
+        association[s] = 0.0
+        for t in range(tiers):
+            response[s, t] = 0.0
     for n in range(weight.size):
-        w = weight[n]
         for s in range(tiers):
-            mass = slope[n, s] * w
+            mass = slope[n, s] * weight[n]
             if mass > 0.0:
                 association[s] += mass
                 for t in range(s):
@@ -293,25 +294,21 @@ def association_response(
     for s in range(tiers):
         for t in range(s):
             response[t, s] = response[s, t]
-    for s in range(tiers):
-        total = 0.0
-        for t in range(tiers):
-            total += response[s, t]
-        response[s, s] = -total
-    return association, response
+            response[s, s] -= response[s, t]
+            response[t, t] -= response[s, t]
 
 
 @numba.njit(cache=True)
 def response_kernel(
-    costs: np.ndarray, area: np.ndarray, power: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """A_sq (Q, S) and ∂A_sq/∂K_tq (Q, S, S)."""
-    types, tiers = costs.shape
-    association = np.empty((types, tiers))
-    response = np.empty((types, tiers, tiers))
-    for q in range(types):
-        association[q], response[q] = association_response(costs[q], area, power)
-    return association, response
+    costs: np.ndarray,
+    area: np.ndarray,
+    power: float,
+    association: np.ndarray,
+    response: np.ndarray,
+) -> None:
+    """Fill A_sq (Q, S) and ∂A_sq/∂K_tq (Q, S, S)."""
+    for q in range(costs.shape[0]):
+        association_response(costs[q], area, power, association[q], response[q])
 
 
 @numba.njit(cache=True)
@@ -381,4 +378,7 @@ def associate(system: System, costs: np.ndarray) -> np.ndarray:
 def respond(system: System, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A_sq (Q, S) and its derivative ∂A_sq/∂K_tq (Q, S, S), 1/s (Theory C3 differentiated)."""
     area, power, _ = radio_area(system)
-    return response_kernel(np.ascontiguousarray(costs, dtype=float), area, power)
+    types, tiers = system.shape
+    association, response = np.empty((types, tiers)), np.empty((types, tiers, tiers))
+    response_kernel(np.ascontiguousarray(costs, dtype=float), area, power, association, response)
+    return association, response

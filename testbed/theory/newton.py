@@ -153,6 +153,8 @@ def _demand(
     """Fill requests/s and utilisation per node (S,) and their derivatives by ω (S, S)."""
     types, tiers = fixed.shape
     costs = np.empty(tiers)
+    part = np.empty(tiers)
+    response = np.empty((tiers, tiers))
     for s in range(tiers):
         rate[s] = 0.0
         rho[s] = 0.0
@@ -162,7 +164,7 @@ def _demand(
     for q in range(types):
         for s in range(tiers):
             costs[s] = fixed[q, s] + share[q, s] * level[s]
-        part, response = association_response(costs, area, power)
+        association_response(costs, area, power, part, response)
         for s in range(tiers):
             each = flow[q, s]
             rate[s] += each * part[s]
