@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from calibration.record import Calibration, LoadRecord
 from calibration.waiting import explain
 from testbed.reporting.calibration_tables import calibration_tables
-from testbed.reporting.figures import panels, styled
+from testbed.reporting.figures import panels, save, styled
 from testbed.reporting.page import Picture, Section, write_page
 from testbed.reporting.style import DASHES, FAINT, INK, MARKERS, PALETTE
 from testbed.reporting.table import Table, figure, words
@@ -68,6 +68,21 @@ def write_calibration_report(path: str | Path, record: Calibration) -> Path:
     if record.source.notes:
         sections.append(Section.of("Notes", *(plain(n) for n in record.source.notes)))
     return write_page(path, f"Calibration: {plain(where)}", sections)
+
+
+def save_plots(folder: str | Path, record: Calibration) -> list[Path]:
+    """The page's figures as SVG and PNG files; returns their paths."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn: dict[str, Figure] = {}
+    if record.prefill is not None and record.prefill_points:
+        drawn["prefill"] = prefill_figure(record)
+    if record.decode or record.step_time is not None:
+        drawn["decode"] = decode_figure(record)
+    for name in dict.fromkeys(x.profile for x in record.waiting):
+        slug = "".join(c if c.isalnum() else "-" for c in name)
+        drawn[f"waiting-{slug}"] = waiting_figure([x for x in record.waiting if x.profile == name])
+    return [path for name, plot in drawn.items() for path in save(plot, folder / name)]
 
 
 @styled
