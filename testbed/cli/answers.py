@@ -71,7 +71,6 @@ def simulate(
         executor = None
         if ray:
             from cluster.executor import RayExecutor
-
             from cluster.session import ray_session
 
             stack.enter_context(ray_session())

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from testbed.cli import answers, demo, measure, workloads
+from testbed.cli import answers, demo, measure, planning, workloads
 
 COMMANDS: dict[str, Callable[..., None]] = {
     **demo.COMMANDS,
     **workloads.COMMANDS,
     **measure.COMMANDS,
     **answers.COMMANDS,
+    **planning.COMMANDS,
 }
 """Name on the command line -> function, in the order of the help page."""
 

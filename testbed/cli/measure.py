@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from calibration.command import calibrate
 from testbed.cli.common import Json, emit, log, page
 
 
@@ -72,4 +73,8 @@ def doctor(as_json: Json = False) -> None:
     console.print(table)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"validate": validate, "doctor": doctor}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "calibrate": calibrate,
+    "validate": validate,
+    "doctor": doctor,
+}
