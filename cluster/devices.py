@@ -221,8 +221,9 @@ def load_device(device: str) -> DeviceProfile:
 def engine_on_device(spec: EngineSpec) -> EngineSpec:
     """An engine section with everything that its device decides written out.
 
-    What the section does not set is taken from the record: model, data type, block size, token
-    budget, most sequences, longest request. The pool always is, unless ``num_blocks`` is set.
+    What the section leaves at its default is the record's: model, data type, block size, token
+    budget, most sequences, longest request (written out or not: a scenario that was saved has
+    every default written out). The pool is the record's unless ``num_blocks`` is set.
 
     Raises
     ------
@@ -232,20 +233,19 @@ def engine_on_device(spec: EngineSpec) -> EngineSpec:
     if spec.device is None:
         return spec
     profile = load_device(spec.device)
-    changes: dict[str, Any] = {}
-    if "model" not in spec.model_fields_set:
-        changes["model"] = profile.preset
     recorded: dict[str, Any] = {
+        "model": profile.preset,
         "dtype": profile.engine.dtype,
         "block_size": profile.engine.block_size or profile.memory.block_size,
         "token_budget": profile.engine.token_budget,
         "max_sequences": profile.engine.max_sequences,
         "max_model_len": profile.engine.max_model_len,
     }
-    changes |= {
+    fields = EngineSpec.model_fields
+    changes = {
         name: value
         for name, value in recorded.items()
-        if name not in spec.model_fields_set and value is not None
+        if value is not None and getattr(spec, name) == fields[name].default
     }
     spec = spec.model_copy(update=changes)
     config = model_config(model_directory(spec.model))

@@ -29,6 +29,9 @@ from testbed.workload.stream import RequestStream
 
 LAG_LIMIT = 0.05
 """Dispatch lag, as a share of the median TTFT, past which an outcome is marked invalid."""
+PATIENCE_SECONDS = 600.0
+"""After the last arrival, until what has no answer counts as failed: long outputs and backlogs of
+a GPU take minutes, and a replica that dies is noticed at once."""
 WAITED_SECONDS = 0.001
 """A request has waited when the engine scheduled it this long after it took it in."""
 StreamBuilder = Callable[[Scenario, float, int, int], RequestStream]
@@ -112,6 +115,7 @@ def run(
             metrics=metrics,
             on_node_lost=on_lost,
             time_scale=spec.time_scale,
+            patience=PATIENCE_SECONDS,
             skip=frozenset(r.index for r in done),
         )
         router.start_telemetry(on_lost)
@@ -159,7 +163,7 @@ def _warm_up(
             stream,
             router,
             on_record=lambda _: None,
-            patience=30.0,
+            patience=PATIENCE_SECONDS,
             time_scale=scenario.engine.time_scale if scenario.engine is not None else 1.0,
         ).run()
     finally:

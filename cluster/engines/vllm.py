@@ -28,6 +28,7 @@ from cluster.engines.base import (
     nominal_bytes_per_token,
 )
 from cluster.engines.device_time_clock import OWNER_NICENESS, Ledger, prepare_host
+from cluster.engines.pinned_blocks import PinnedBlocks
 from cluster.engines.step_log import STEP_LOG_VARIABLE
 from testbed.errors import EngineError
 
@@ -51,6 +52,8 @@ class VllmEngine(Engine):
         self._engine: Any = None
         self._sampling: Any = None
         self._pinned: dict[str, list[int]] = {}
+        self._blocks = PinnedBlocks(self.spec.block_size)
+        self._usable = 0
         self._controls = 0
         self._preemptions = 0
         self._stats: _LastStats | None = None
@@ -141,6 +144,8 @@ class VllmEngine(Engine):
             self._ledger.unlink()
         config = self._engine.vllm_config
         blocks = int(config.cache_config.num_gpu_blocks)
+        self._usable = blocks - 1  # vLLM keeps one, the null block, to itself
+        self._blocks = PinnedBlocks(int(config.cache_config.block_size))
         model = model_config(directory) if os.path.isdir(directory) else {}
         width = 2 if self.spec.dtype == "auto" else BYTES_PER_VALUE[self.spec.dtype]
         device = current_platform.get_device_name(0) if not on_cpu else "cpu"
@@ -255,6 +260,8 @@ class VllmEngine(Engine):
         if self._engine is None:
             raise EngineError("the engine is not running")
         self.check_fits(len(tokens), output_tokens)
+        if extra is None or PIN in extra:
+            self._check_room(tokens, output_tokens)
         ids: list[int] = []
         times: list[float] = []
         cached = 0
@@ -287,6 +294,15 @@ class VllmEngine(Engine):
             token_times=tuple(times),
         )
 
+    def _check_room(self, tokens: Sequence[int], output_tokens: int) -> None:
+        needed = self._blocks.needed(tokens, output_tokens)
+        if needed > self._usable - self._blocks.count:
+            raise EngineError(
+                f"a prompt of {len(tokens)} tokens with {output_tokens} output tokens needs "
+                f"{needed} blocks of its own; {self._usable} less {self._blocks.count} pinned are "
+                "not enough"
+            )
+
     async def pin(self, name: str, tokens: Sequence[int]) -> int:
         size = self.spec.block_size
         whole = len(tokens) // size * size
@@ -303,6 +319,7 @@ class VllmEngine(Engine):
         self._controls += 1
         await self._serve(f"pin-{name}-{self._controls}", tokens, 1, {PIN: name})
         self._pinned[name] = tokens
+        self._blocks.add(name, tokens)
 
     async def unpin(self, name: str) -> None:
         if name not in self._pinned:
@@ -310,6 +327,7 @@ class VllmEngine(Engine):
         self._controls += 1
         await self._serve(f"unpin-{name}-{self._controls}", [0], 1, {UNPIN: name})
         del self._pinned[name]
+        self._blocks.remove(name)
 
     async def forget(self) -> None:
         pinned = dict(self._pinned)

@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
 RUN = DATA / "gpu" / "rtx4090-llama-3.1-8b"
 TRACE = DATA / "traces" / "sharegpt" / "sharegpt-llama-3.1-8b-300-sps10.jsonl"
+RADIO = {"model": "power_law", "xi": 0.05, "alpha": 2.0}
+PINNED_SHARE, OUTPUTS = 0.3, 2048
 FIGURES = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -158,17 +160,200 @@ def real(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+# --- How many replicas fit --------------------------------------------------------------------
+
+
+def question(device: str, traffic: str, replicas: int, load: float, scale: float) -> Any:
+    """A scenario on a device: its prefill, memory and limits from the record.
+
+    ``load`` is the share of time that the device would compute if nothing overlapped: prefills
+    alone, and each generated token a 16th of a step of 16 decodes.
+    """
+    from calibration.record import Calibration
+    from cluster.devices import engine_on_device, load_device
+    from testbed.scenario import EngineSpec, Memory, Scenario, WorkloadSpec
+    from testbed.workload.derivation import derive
+    from testbed.workload.trace import read_trace
+
+    record = Calibration.load(load_device(device).path)
+    assert record.m_run is not None and record.memory.kappa and record.memory.pool_bytes
+    assert record.step_time is not None
+    engine = engine_on_device(EngineSpec(device=device, replicas=replicas, time_scale=scale))
+    memory = Memory(
+        capacity=record.memory.pool_bytes,
+        per_sequence=record.m_run.value,
+        per_token=record.memory.kappa,
+    )
+    if traffic == "mooncake":
+        trace = read_trace(DATA / "traces" / "mooncake" / "conversation_trace.jsonl")
+        pool = record.memory.pool_bytes / record.memory.kappa
+        scenario = derive(
+            trace,
+            prefill=record.prefill_or_raise(),
+            memory=memory.model_copy(update={"per_sequence": 13000 * memory.per_token}),
+            radio=RADIO,
+            budget=PINNED_SHARE * memory.capacity,
+            profiles=3,
+            engine=engine,
+            workload=WorkloadSpec(
+                trace=str(DATA / "traces" / "mooncake" / "conversation_trace.jsonl"),
+                # What fits beside the deepest profile with its outputs; longer ones are counted.
+                max_tokens=min(engine.max_model_len, int((1 - PINNED_SHARE) * pool) - OUTPUTS),
+            ),
+            decode_seconds=lambda n: record.occupancy(max(n, 1.0)),
+            name="mooncake",
+        ).scenario
+    else:
+        types = [("chat", 0.7, 700, 220), ("document", 0.3, 2400, 120)]
+        scenario = Scenario.from_dict(
+            {
+                "name": "chat",
+                "radio": RADIO,
+                "nodes": {"density": 1.0},
+                "demand": {"intensity": 1.0},
+                "prefill": record.prefill_or_raise().model_dump(),
+                "memory": memory.model_dump(),
+                "requests": [
+                    {
+                        "name": name,
+                        "probability": p,
+                        "tokens": n,
+                        "output_tokens": m,
+                        "decode_occupancy": record.occupancy(m, n),
+                    }
+                    for name, p, n, m in types
+                ],
+                "profiles": [
+                    {
+                        "name": "fallback",
+                        "fraction": 0.5,
+                        "persistent_bytes": 0,
+                        "reusable": {"chat": 0, "document": 0},
+                    },
+                    {
+                        "name": "deep",
+                        "fraction": 0.5,
+                        "persistent_bytes": (512 + 2048) * memory.per_token,
+                        "reusable": {"chat": 512, "document": 2048},
+                    },
+                ],
+                "engine": engine.model_dump(exclude_none=True),
+            }
+        )
+    decode = record.step_time.seconds(decodes=16, decode_context=16 * 1500.0) / 16
+    seconds = sum(
+        q.probability * (record.step_time.prefill_seconds(q.tokens) + q.output_tokens * decode)
+        for q in scenario.requests
+    )
+    return scenario.with_field("demand.intensity", load / seconds)
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    import psutil
+
+    total = 0.0
+    for pid in pids:
+        times = psutil.Process(pid).cpu_times()
+        total += times.user + times.system
+    return total
+
+
+def held(options: argparse.Namespace, replicas: int, scale: float) -> dict[str, Any]:
+    """One deployment, loaded under each policy for ``--seconds`` of wall clock."""
+    import psutil
+
+    from cluster.deployment import deployed
+    from cluster.experiment import stream_of
+    from cluster.run import run
+    from cluster.session import ray_session
+
+    asked = question(options.device, options.traffic, replicas, options.load, scale)
+    rate = asked.demand.intensity * replicas / asked.nodes.density
+    count = max(20, round(rate * options.seconds / scale))
+    rows = []
+    with ray_session():
+        began = time.perf_counter()
+        with deployed(asked) as nodes:
+            started = time.perf_counter() - began
+            nodes.pin(stream_of(asked, rate, count, 1))
+            pids = [pid for n in nodes.nodes for pid in n.pids]
+            memory = sum(psutil.Process(p).memory_full_info().pss for p in pids)
+            for policy in options.policies:
+                cpu, wall, before = cpu_seconds(pids), time.perf_counter(), load_average()
+                outcome = run(
+                    asked.replace(policy=policy), nodes, stream_of, requests=count, seed=1
+                )
+                wall = time.perf_counter() - wall
+                pace = outcome.extra["device_time"]
+                rows.append(
+                    {
+                        "replicas": replicas,
+                        "scale": scale,
+                        "traffic": options.traffic,
+                        "policy": policy,
+                        "requests": outcome.requests.model_dump() if outcome.requests else None,
+                        "ttft_p50": outcome.ttft.quantiles["0.5"],
+                        "steps_per_wall_second": pace["steps"] / wall,
+                        "late_share": pace["late_share"],
+                        "mean_late_wall": pace["mean_late"] * scale,
+                        "worst_late_wall": pace["worst_late"] * scale,
+                        "dispatch_lag_p99": outcome.extra["dispatch_lag"]["p99"],
+                        "cores_used": (cpu_seconds(pids) - cpu) / wall,
+                        "valid": outcome.valid,
+                        "start_seconds": started,
+                        "memory_bytes": memory,
+                        "load_average": [before, load_average()],
+                    }
+                )
+                row = rows[-1]
+                print(
+                    f"{replicas:8d} {scale:6g} {policy:12s} {count:6d} "
+                    f"{row['steps_per_wall_second']:8.1f} {row['late_share']:8.2%} "
+                    f"{row['mean_late_wall'] * 1e3:8.2f} {row['worst_late_wall'] * 1e3:8.1f} "
+                    f"{row['dispatch_lag_p99'] * scale * 1e3:8.2f} {row['cores_used']:6.2f} "
+                    f"{row['ttft_p50']:8.3f} {outcome.valid!s:6s} {started:6.0f} "
+                    f"{memory / 1e9:6.1f}  [{before} | {row['load_average'][1]}]",
+                    flush=True,
+                )
+                if not outcome.valid:
+                    print(f"         {outcome.invalid_reason}", flush=True)
+    return {"rows": rows}
+
+
+def hold(options: argparse.Namespace) -> dict[str, Any]:
+    print(
+        f"{options.traffic} traffic at load {options.load:g} on {options.device}, "
+        f"{os.cpu_count()} cores\n"
+        "replicas  scale policy       requests steps/s     late   mean ms worst ms  "
+        "lag ms  cores TTFT p50 valid  start s     GB  [load average before | after]",
+        flush=True,
+    )
+    rows = []
+    for scale in options.scale:
+        for replicas in options.replicas:
+            rows.extend(held(options, replicas, scale)["rows"])
+    return {"rows": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    against = commands.add_parser("real")
-    against.add_argument("--device", default="rtx4090")
+    against = commands.add_parser("real", help="against a measured run and the simulator")
     against.add_argument("--scale", type=float, default=1.0)
     against.add_argument("--run", default=str(RUN))
     against.add_argument("--trace", default=str(TRACE))
     against.add_argument("--step-log", help="write one row a step here")
     against.set_defaults(do=real)
-    for command in (against,):
+    fit = commands.add_parser("hold", help="how punctual some replicas are")
+    fit.add_argument("--replicas", type=int, nargs="+", default=[2, 4, 6])
+    fit.add_argument("--scale", type=float, nargs="+", default=[1.0])
+    fit.add_argument("--traffic", choices=("chat", "mooncake"), default="chat")
+    fit.add_argument("--load", type=float, default=0.6)
+    fit.add_argument("--seconds", type=float, default=30.0)
+    fit.add_argument("--policies", nargs="+", default=["load_aware"])
+    fit.set_defaults(do=hold)
+    for command in (against, fit):
+        command.add_argument("--device", default="rtx4090")
         command.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     result = options.do(options)
