@@ -12,13 +12,20 @@ import numpy as np
 from testbed.radio import radio_model
 from testbed.routing.admission import fallback_profile
 from testbed.routing.policies import get_policy
-from testbed.scenario import RoutingSpec, Scenario, SimulationSpec
+from testbed.scenario import Scenario, SimulationSpec
 from testbed.seeds import WARM_UP, generator
 from testbed.simulation import network_kernel as kernel
 from testbed.simulation import network_state as state
-from testbed.simulation.network_state import Chunk, Network, Rules, new_network, with_more_room
+from testbed.simulation.network_state import (
+    Chunk,
+    Network,
+    Rules,
+    Tables,
+    new_network,
+    with_more_room,
+)
 from testbed.simulation.placement import Layout, lay_out, move_bytes, whole_counts
-from testbed.simulation.radio_table import tabulate
+from testbed.simulation.radio_table import RadioTable, tabulate
 from testbed.simulation.requests import (
     CHUNK,
     Arrivals,
@@ -67,8 +74,9 @@ def simulate_network(
     rate = scenario.demand.intensity * layout.area
     stream = trace_of(scenario, rate, tally.requests, seed)
     costs, phases = _phases(scenario, system, law, layout, rate, stream, tally, warm_up, seed)
-    rules = network_rules(scenario, system, spec, layout, costs, law, wait)
-    net = idle_network(rules, layout, scenario.routing)
+    rules = network_rules(scenario, system, spec, law, advertised=wait is None)
+    tables = network_tables(scenario, system, spec, layout, costs, wait)
+    net = idle_network(rules, layout, len(system.profiles))
     radio = tabulate(radio_model(scenario.radio), layout.longest)
     rng = generator(seed, "failures")
     profiles = len(system.profiles)
@@ -80,13 +88,17 @@ def simulate_network(
     first_measured = None
     chunk = _empty(profiles, layout.palm)
     for chunk in phases:
-        net, _ = _drive(rules, net, layout, radio, chunk, False, rng, near, far, tally, progress)
+        net, _ = _drive(
+            rules, tables, net, layout, radio, chunk, False, rng, near, far, tally, progress
+        )
         sent_until = float(chunk.time[-1])
         if first_measured is None and chunk.place[-1] >= 0:
             first_measured = float(chunk.time[np.searchsorted(chunk.place, 0)])
     kernel.stop_counting(net, sent_until)
     nothing = _empty(profiles, layout.palm)
-    net, _ = _drive(rules, net, layout, radio, nothing, True, rng, near, far, tally, progress)
+    net, _ = _drive(
+        rules, tables, net, layout, radio, nothing, True, rng, near, far, tally, progress
+    )
     if net.counters.real[state.BACK_IN_TIME]:
         raise RuntimeError("the event list ran back in time")
     tally.expose(net.nodes.seconds[:profiles])
@@ -183,43 +195,48 @@ def _places(
 
 
 def network_rules(
-    scenario: Scenario,
-    system: System,
-    spec: SimulationSpec,
-    layout: Layout,
-    costs: Costs,
-    law: ServiceLaw,
-    wait: np.ndarray | None = None,
+    scenario: Scenario, system: System, spec: SimulationSpec, law: ServiceLaw, *, advertised: bool
 ) -> Rules:
-    """The constants of a run; without ``wait`` (Q, S) nodes advertise their own waits."""
-    policy, routing = get_policy(scenario.policy), scenario.routing
-    failures, migration = spec.failures, spec.migration
+    """The constants of a run; ``advertised``: nodes tell their own waits to a policy that asks."""
+    policy, routing, failures = get_policy(scenario.policy), scenario.routing, spec.failures
     high = routing.admission_high or 0.0
-    low = high if routing.admission_low is None else routing.admission_low
-    target = np.zeros(0, dtype=np.int64)
-    if migration is not None:
-        fractions = np.array([migration.target.get(s, 0.0) for s in system.profiles])
-        target = whole_counts(fractions, len(layout.assigned))
     return Rules(
-        palm=layout.palm,
+        palm=spec.space == "palm",
         by_tier=law.by_tier,
-        advertised=wait is None and policy.load_aware,
+        advertised=advertised and policy.load_aware,
         attempts=1 if failures is None else failures.attempts,
         fallback=system.profiles.index(fallback_profile(scenario)),
         prefill_weight=policy.prefill_weight,
         wait_weight=policy.wait_weight,
         margin=routing.margin_z,
         close_at=high,
-        reopen_at=low,
-        period=_period(routing),
+        reopen_at=high if routing.admission_low is None else routing.admission_low,
+        period=routing.telemetry_period or routing.telemetry_window / _FINEST_PERIOD,
         delay=routing.telemetry_delay,
         window=routing.telemetry_window,
         detection=0.0 if failures is None else failures.detection,
         mean_uptime=0.0 if failures is None else failures.mean_uptime,
         mean_downtime=0.0 if failures is None else failures.mean_downtime,
         epoch=spec.catalogue_period or 0.0,
-        budget=0.0 if migration is None else migration.budget,
+        budget=0.0 if spec.migration is None else spec.migration.budget,
         load_rate=0.0 if spec.backhaul is None else spec.backhaul.rate,
+    )
+
+
+def network_tables(
+    scenario: Scenario,
+    system: System,
+    spec: SimulationSpec,
+    layout: Layout,
+    costs: Costs,
+    wait: np.ndarray | None,
+) -> Tables:
+    """The arrays of a run; ``wait`` (Q, S) seconds where the policy is told fixed waits."""
+    target = np.zeros(0, dtype=np.int64)
+    if spec.migration is not None:
+        fractions = np.array([spec.migration.target.get(s, 0.0) for s in system.profiles])
+        target = whole_counts(fractions, len(layout.assigned))
+    return Tables(
         prefill=np.ascontiguousarray(costs.prefill),
         reuse=np.ascontiguousarray(costs.reuse),
         full=np.ascontiguousarray(costs.full),
@@ -227,19 +244,15 @@ def network_rules(
         wait=np.zeros_like(system.prefill) if wait is None else np.ascontiguousarray(wait),
         concurrency=system.concurrency.astype(np.int64),
         target=target,
-        move_bytes=move_bytes(scenario) if migration is not None else np.zeros((0, 0)),
+        move_bytes=move_bytes(scenario),
     )
 
 
-def _period(routing: RoutingSpec) -> float:
-    return routing.telemetry_period or routing.telemetry_window / _FINEST_PERIOD
-
-
-def idle_network(rules: Rules, layout: Layout, routing: RoutingSpec) -> Network:
+def idle_network(rules: Rules, layout: Layout, profiles: int) -> Network:
     """The nodes of a layout at time 0."""
     return new_network(
         layout.assigned,
-        len(rules.concurrency),
+        profiles,
         snapshots=math.ceil(rules.delay / rules.period) + 2,
         attempts=rules.attempts,
         palm=layout.palm,
@@ -255,9 +268,10 @@ def _empty(profiles: int, palm: bool) -> Chunk:
 
 def _drive(
     rules: Rules,
+    tables: Tables,
     net: Network,
     layout: Layout,
-    radio: Any,
+    radio: RadioTable,
     chunk: Chunk,
     last: bool,
     rng: np.random.Generator,
@@ -270,7 +284,7 @@ def _drive(
     done = 0
     while True:
         why, done = kernel.advance(
-            rules, net, layout.plane, radio, chunk, done, last, rng, near, far
+            rules, tables, net, layout.plane, radio, chunk, done, last, rng, near, far
         )
         if why == kernel.MORE_ROOM:
             net = with_more_room(net)

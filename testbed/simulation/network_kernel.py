@@ -16,7 +16,7 @@ import math
 import numba
 import numpy as np
 
-from testbed.simulation.heap import drop_first, push
+from testbed.simulation.heap import Heap, drop_first, push
 from testbed.simulation.network_state import (
     ADVERTISED,
     ALIVE,
@@ -79,6 +79,7 @@ from testbed.simulation.network_state import (
     ROW,
     RUNNING,
     SERVED,
+    SPARE,
     STARTED,
     STATE,
     TAIL,
@@ -90,12 +91,9 @@ from testbed.simulation.network_state import (
     WORK,
     WORK_DONE,
     Chunk,
-    Counters,
     Network,
-    Nodes,
     Rules,
-    Slots,
-    Telemetry,
+    Tables,
     X,
     Y,
 )
@@ -105,10 +103,11 @@ from testbed.simulation.radio_table import RadioTable, drawn_delay, mean_delay
 NEXT_CHUNK, MORE_ROOM, FLUSH, DONE = range(4)
 """Why :func:`advance` came back."""
 
-_called = numba.njit(cache=True, no_cfunc_wrapper=True, no_cpython_wrapper=True)
+# Handing tuples of many arrays from function to function is what takes a compiler long: the loop
+# unpacks them once, rare events are called with the arrays that they need, and what every request
+# goes through is woven in.
+_called = numba.njit(cache=True, no_cfunc_wrapper=True)
 _woven = numba.njit(cache=True, inline="always")
-"""Rare events are calls; what every request goes through is woven into the loop, since handing
-the network's many arrays from function to function is what takes a compiler long."""
 
 _MASK = 2**32 - 1
 _HEADROOM = 64
@@ -123,12 +122,12 @@ def _code(kind: int, who: int, generation: int) -> int:
 @numba.njit(cache=True)
 def start(rules: Rules, net: Network, rng: np.random.Generator) -> None:
     """Put the first telemetry tick, failures and catalogue epoch on the event list."""
-    heap, nodes = net.heap, net.nodes
-    rebuild(nodes)
+    heap, node = net.heap, net.nodes.number
+    rebuild(node, net.nodes.mark, net.nodes.tier_members, net.nodes.tier_count)
     if rules.advertised or rules.close_at > 0:
         push(heap, rules.period, TICK, 0.0)
     if rules.mean_uptime > 0:
-        for n in range(nodes.number.shape[0]):
+        for n in range(node.shape[0]):
             push(heap, rng.standard_exponential() * rules.mean_uptime, _code(FAILURE, n, 0), 0.0)
     if rules.epoch > 0:
         push(heap, rules.epoch, EPOCH, 0.0)
@@ -137,6 +136,7 @@ def start(rules: Rules, net: Network, rng: np.random.Generator) -> None:
 @numba.njit(cache=True)
 def advance(
     rules: Rules,
+    tables: Tables,
     net: Network,
     plane: Plane,
     radio: RadioTable,
@@ -156,297 +156,348 @@ def advance(
     -------
     (why it stopped, requests of the chunk sent by now)
     """
-    heap, slots, counters = net.heap, net.slots, net.counters
-    total = chunk.time.shape[0]
+    heap = net.heap
+    event_time, event_code, event_value, events = heap.time, heap.code, heap.value, heap.size
+    slot, slot_real, tried = net.slots.number, net.slots.real, net.slots.tried
+    radius, turn, spare = net.slots.radius, net.slots.turn, net.slots.spare
+    node, node_real, mark = net.nodes.number, net.nodes.real, net.nodes.mark
+    members, present, alive = net.nodes.tier_members, net.nodes.tier_count, net.nodes.alive
+    seconds, tier_work, closed = net.nodes.seconds, net.nodes.tier_work, net.nodes.closed
+    kept, load, sent = net.telemetry.kept, net.telemetry.load, net.telemetry.sent
+    sent_load, seen = net.telemetry.sent_load, net.telemetry.seen
+    count, real = net.counters.number, net.counters.real
+    record, record_real = net.records.number, net.records.real
+    prefill, reuse, full, decode = tables.prefill, tables.reuse, tables.full, tables.decode
+    fixed_wait, concurrency = tables.wait, tables.concurrency
+    time, total = chunk.time, chunk.time.shape[0]
     while True:
         if done == total:
             if not last:
                 return NEXT_CHUNK, done
-            if counters.number[LIVE] == 0:
+            if count[LIVE] == 0:
                 return DONE, done
         # One event can end, or move, as many requests as a node holds.
-        live, room = counters.number[LIVE], net.records.number.shape[0]
-        if slots.left[0] == 0 or heap.size[0] + live + _HEADROOM > heap.time.shape[0]:
+        if count[SPARE] == 0 or events[0] + count[LIVE] + _HEADROOM > event_time.shape[0]:
             return MORE_ROOM, done
-        if counters.number[RECORDS] + live + 1 > room:
-            return FLUSH if counters.number[RECORDS] > room // 4 else MORE_ROOM, done
-        # What an event leaves to do: route request ``i``, end it, or start who waits at a node.
-        i, node, route, ending = -1, -1, False, -1
-        if done < total and (heap.size[0] == 0 or chunk.time[done] < heap.time[0]):
-            now = chunk.time[done]
-            _pass_time(net, now)
-            i, route = _send(rules, net, chunk, done, now), True
+        if count[RECORDS] + count[LIVE] + 1 > record.shape[0]:
+            return FLUSH if count[RECORDS] > record.shape[0] // 4 else MORE_ROOM, done
+        # What an event leaves to do: route request ``i``, end it, or start who waits at node ``n``.
+        i, n, route, ending = -1, -1, False, -1
+        if done < total and (events[0] == 0 or time[done] < event_time[0]):
+            now = time[done]
+            if chunk.place[done] == 0:
+                _count_seconds(alive, seconds, count, now)
+                count[COUNTING] = 1
+            count[LIVE] += 1
+            count[SPARE] -= 1
+            i, route = spare[count[SPARE]], True
+            slot[i, PLACE], slot[i, ROW] = chunk.place[done], chunk.row[done]
+            slot[i, KIND], slot[i, ATTEMPTS] = chunk.kind[done], 0
+            slot[i, STATE] = RETRYING
+            slot_real[i, INTENDED] = now
+            slot_real[i, WORK], slot_real[i, CHANCE] = chunk.work[done], chunk.chance[done]
+            for j in range(tried.shape[1]):
+                tried[i, j] = -1
+            if rules.palm:
+                for s in range(radius.shape[1]):
+                    radius[i, s], turn[i, s] = chunk.radius[done, s], chunk.turn[done, s]
+            else:
+                slot_real[i, X] = chunk.position[done, 0]
+                slot_real[i, Y] = chunk.position[done, 1]
             done += 1
         else:
-            now, code, value = heap.time[0], heap.code[0], heap.value[0]
+            now, code, value = event_time[0], event_code[0], event_value[0]
             drop_first(heap)
-            _pass_time(net, now)
-            counters.number[EVENTS] += 1
+            count[EVENTS] += 1
             kind = code & 15
             who = (code >> 4) & _MASK
-            generation = code >> 36
+            valid = slot[who, GENERATION] == code >> 36 if who < slot.shape[0] else False
             if kind == AT_THE_NODE:
-                node = _arrive(rules, net, who, now)
+                n = slot[who, NODE]
+                if node[n, ALIVE] == 1:
+                    _join(
+                        rules,
+                        slot,
+                        slot_real,
+                        node,
+                        tier_work,
+                        prefill,
+                        reuse,
+                        full,
+                        decode,
+                        who,
+                        n,
+                    )
+                    slot_real[who, AT_NODE] = now
+                else:
+                    n = -1
+                    _lose(heap, slot, who, now + rules.detection, 0.0)
             elif kind == COMPLETION:
-                if slots.number[who, GENERATION] == generation:
-                    i, ending, node = who, COMPLETED, slots.number[who, NODE]
-                    _count_busy(net.nodes, node, now)
-                    net.nodes.number[node, BUSY] -= 1
+                if valid:
+                    i, ending, n = who, COMPLETED, slot[who, NODE]
+                    _count_busy(node, node_real, n, now)
+                    node[n, BUSY] -= 1
             elif kind == FIRST_TOKEN:
-                if net.nodes.number[who, ALIVE] == 1:
-                    observe(net.telemetry, who, now, value, rules.window)
+                if node[who, ALIVE] == 1:
+                    observe(kept, who, now, value, rules.window)
             elif kind == LOST:
-                if slots.number[who, GENERATION] == generation:
+                if valid:
                     i = who
-                    route = value == 0 and _may_retry(rules, net, who)
+                    tried[i, slot[i, ATTEMPTS]] = slot[i, NODE]
+                    slot[i, ATTEMPTS] += 1
+                    route = value == 0 and slot[i, ATTEMPTS] < rules.attempts
                     ending = -1 if route else FAILED
             elif kind == TICK:
-                _tick(rules, net, now)
+                _tick(
+                    rules,
+                    heap,
+                    node,
+                    node_real,
+                    concurrency,
+                    kept,
+                    load,
+                    sent,
+                    sent_load,
+                    count,
+                    now,
+                )
             elif kind == ADVERTISED:
-                _learn(rules, net, who)
+                learn(sent, sent_load, seen, closed, who, rules.close_at, rules.reopen_at)
             elif kind == FAILURE:
-                _fail(rules, net, who, now, rng)
+                _count_seconds(alive, seconds, count, now)
+                alive[node[who, ASSIGNED]] -= 1
+                count[FAILURES] += 1
+                _fail(rules, heap, slot, slot_real, node, node_real, who, now, rng)
             elif kind == RECOVERY:
-                _recover(rules, net, who, now, rng)
+                # The node is back, its profile pinned again.
+                _count_seconds(alive, seconds, count, now)
+                alive[node[who, ASSIGNED]] += 1
+                _count_busy(node, node_real, who, now)
+                node[who, ALIVE] = 1
+                node[who, LOADED] = 1
+                up = rng.standard_exponential() * rules.mean_uptime
+                push(heap, now + up, _code(FAILURE, who, 0), 0.0)
+                push(heap, now + rules.detection, _code(NOTICED, who, 0), 1.0)
             elif kind == NOTICED:
-                net.nodes.number[who, TRUSTED] = int(value)
-                rebuild(net.nodes)
+                node[who, TRUSTED] = int(value)
+                rebuild(node, mark, members, present)
             elif kind == EPOCH:
-                _epoch(rules, net, now)
+                _count_seconds(alive, seconds, count, now)
+                for m in range(node.shape[0]):
+                    node[m, LISTED] = node[m, ASSIGNED]
+                rebuild(node, mark, members, present)
+                push(heap, now + rules.epoch, EPOCH, 0.0)
+                real[BYTES_MOVED] += _migrate(
+                    rules, heap, node, alive, tables.target, tables.move_bytes, count, now
+                )
             else:
-                net.nodes.number[who, LOADED] = 1
-        if route and not _route(rules, net, plane, radio, i, now, near, far):
-            ending = REJECTED if slots.number[i, ATTEMPTS] == 0 else FAILED
+                node[who, LOADED] = 1
+        if now < real[NOW]:
+            real[BACK_IN_TIME] += 1
+        real[NOW] = now
+        if route:
+            if rules.palm:
+                _draw_of_each(members, present, tried, radius, turn, i, near, far)
+            else:
+                x, y = slot_real[i, X], slot_real[i, Y]
+                nearest_of_each(plane, x, y, mark, present, tried[i], near, far)
+            best, distance = _cheapest(
+                rules,
+                radio,
+                prefill,
+                fixed_wait,
+                seen,
+                closed,
+                near,
+                far,
+                slot[i, ROW],
+                slot[i, KIND],
+            )
+            if best >= 0:
+                slot[i, NODE], slot[i, STATE] = best, UNDER_WAY
+                slot_real[i, DISTANCE] = distance
+                delay = drawn_delay(radio, distance, slot_real[i, CHANCE])
+                push(heap, now + delay, _code(AT_THE_NODE, i, 0), 0.0)
+            else:
+                ending = REJECTED if slot[i, ATTEMPTS] == 0 else FAILED
         if ending >= 0:
-            _end(rules, net, i, ending)
-        if node >= 0:
-            _serve_waiting(rules, net, node, now)
+            if slot[i, PLACE] >= 0:
+                _write(slot, slot_real, full, record, record_real, count[RECORDS], i, ending)
+                count[RECORDS] += 1
+                if ending == COMPLETED:
+                    node_real[n, WORK_DONE] += slot_real[i, OCCUPANCY]
+                    node_real[n, SERVED] += 1
+            slot[i, STATE] = FREE
+            slot[i, GENERATION] += 1
+            spare[count[SPARE]] = i
+            count[SPARE] += 1
+            count[LIVE] -= 1
+        if n >= 0:
+            # First come first served, while there is a free server.
+            servers = concurrency[node[n, ASSIGNED]]
+            while node[n, HEAD] >= 0 and node[n, BUSY] < servers:
+                j = node[n, HEAD]
+                node[n, HEAD] = slot[j, NEXT]
+                _count_busy(node, node_real, n, now)
+                node[n, BUSY] += 1
+                slot[j, STATE] = RUNNING
+                slot_real[j, STARTED] = now
+                code = _code(COMPLETION, j, slot[j, GENERATION])
+                push(heap, now + slot_real[j, OCCUPANCY], code, 0.0)
+                if rules.advertised:
+                    first = now + slot_real[j, PREFILL]
+                    push(heap, first, _code(FIRST_TOKEN, n, 0), now - slot_real[j, AT_NODE])
 
 
 # --- The router -----------------------------------------------------------------------------
 
 
 @_woven
-def _pass_time(net: Network, now: float) -> None:
-    if now < net.counters.real[NOW]:
-        net.counters.real[BACK_IN_TIME] += 1
-    net.counters.real[NOW] = now
-
-
-@_woven
-def _send(rules: Rules, net: Network, chunk: Chunk, k: int, now: float) -> int:
-    """Give the chunk's request ``k`` a slot."""
-    slots, counters = net.slots, net.counters
-    if chunk.place[k] == 0:
-        _count_seconds(net.nodes, counters, now)
-        counters.number[COUNTING] = 1
-    slots.left[0] -= 1
-    i = slots.spare[slots.left[0]]
-    slots.number[i, PLACE] = chunk.place[k]
-    slots.number[i, ROW] = chunk.row[k]
-    slots.number[i, KIND] = chunk.kind[k]
-    slots.number[i, ATTEMPTS] = 0
-    slots.number[i, STATE] = RETRYING
-    slots.real[i, INTENDED] = now
-    slots.real[i, WORK] = chunk.work[k]
-    slots.real[i, CHANCE] = chunk.chance[k]
-    for j in range(slots.tried.shape[1]):
-        slots.tried[i, j] = -1
-    if rules.palm:
-        for s in range(slots.radius.shape[1]):
-            slots.radius[i, s] = chunk.radius[k, s]
-            slots.turn[i, s] = chunk.turn[k, s]
-    else:
-        slots.real[i, X] = chunk.position[k, 0]
-        slots.real[i, Y] = chunk.position[k, 1]
-    counters.number[LIVE] += 1
-    return i
-
-
-@_woven
-def _route(
+def _cheapest(
     rules: Rules,
-    net: Network,
-    plane: Plane,
     radio: RadioTable,
-    i: int,
-    now: float,
+    prefill: np.ndarray,
+    wait: np.ndarray,
+    seen: np.ndarray,
+    closed: np.ndarray,
     near: np.ndarray,
     far: np.ndarray,
-) -> bool:
-    """Send slot ``i`` to the candidate of least cost (Theory C1, G1-G3); False if there is none."""
-    nodes, slots = net.nodes, net.slots
-    if rules.palm:
-        _draw_of_each(nodes, slots, i, near, far)
-    else:
-        nearest_of_each(
-            plane,
-            slots.real[i, X],
-            slots.real[i, Y],
-            nodes.mark,
-            nodes.tier_count,
-            slots.tried[i],
-            near,
-            far,
-        )
-    row, kind = slots.number[i, ROW], slots.number[i, KIND]
-    best, best_cost, best_distance = -1, math.inf, 0.0
+    row: int,
+    kind: int,
+) -> tuple[int, float]:
+    """The candidate of least cost in an open tier, or -1, and its distance (C1, G1-G3)."""
+    best, best_cost, distance = -1, math.inf, 0.0
     for s in range(near.shape[0]):
-        if nodes.closed[s] and s != rules.fallback:
-            continue
-        fixed = rules.prefill_weight * rules.prefill[row, s]
-        if rules.wait_weight > 0 and not rules.advertised:
-            fixed += rules.wait_weight * rules.wait[kind, s]
-        for j in range(near.shape[1]):
-            n = near[s, j]
-            if n < 0:
-                break
-            cost = fixed + mean_delay(radio, far[s, j])
-            if rules.advertised and rules.wait_weight > 0:
-                told = net.telemetry.seen[n, 0] + rules.margin * net.telemetry.seen[n, 1]
-                cost += rules.wait_weight * told
-            if cost < best_cost:
-                best, best_cost, best_distance = n, cost, far[s, j]
-    if best < 0:
-        return False
-    slots.number[i, NODE] = best
-    slots.number[i, STATE] = UNDER_WAY
-    slots.real[i, DISTANCE] = best_distance
-    delay = drawn_delay(radio, best_distance, slots.real[i, CHANCE])
-    push(net.heap, now + delay, _code(AT_THE_NODE, i, 0), 0.0)
-    return True
+        if not closed[s] or s == rules.fallback:
+            fixed = rules.prefill_weight * prefill[row, s]
+            if not rules.advertised:
+                fixed += rules.wait_weight * wait[kind, s]
+            for j in range(near.shape[1]):
+                n = near[s, j]
+                if n >= 0:
+                    cost = fixed + mean_delay(radio, far[s, j])
+                    if rules.advertised:
+                        cost += rules.wait_weight * (seen[n, 0] + rules.margin * seen[n, 1])
+                    if cost < best_cost:
+                        best, best_cost, distance = n, cost, far[s, j]
+    return best, distance
 
 
 @_woven
-def _draw_of_each(nodes: Nodes, slots: Slots, i: int, near: np.ndarray, far: np.ndarray) -> None:
+def _draw_of_each(
+    members: np.ndarray,
+    present: np.ndarray,
+    tried: np.ndarray,
+    radius: np.ndarray,
+    turn: np.ndarray,
+    i: int,
+    near: np.ndarray,
+    far: np.ndarray,
+) -> None:
     """Palm: the nearest node of each profile is any of them, at the distance drawn (F4)."""
     for s in range(near.shape[0]):
         near[s, 0] = -1
-        count = nodes.tier_count[s]
-        at = int(slots.turn[i, s] * count)
-        for step in range(count):
-            n = nodes.tier_members[s, (at + step) % count]
+        far[s, 0] = radius[i, s]
+        at = int(turn[i, s] * present[s])
+        for step in range(present[s]):
+            n = members[s, (at + step) % present[s]]
             known = False
-            for j in range(slots.tried.shape[1]):
-                known = known or slots.tried[i, j] == n
+            for j in range(tried.shape[1]):
+                known = known or tried[i, j] == n
             if not known:
                 near[s, 0] = n
-                far[s, 0] = slots.radius[i, s]
                 break
 
 
 @_called
-def rebuild(nodes: Nodes) -> None:
+def rebuild(node: np.ndarray, mark: np.ndarray, members: np.ndarray, present: np.ndarray) -> None:
     """Candidates by tier, after the catalogue or the router's trust has changed."""
-    for s in range(nodes.tier_count.shape[0]):
-        nodes.tier_count[s] = 0
-    for n in range(nodes.number.shape[0]):
-        s = nodes.number[n, LISTED] if nodes.number[n, TRUSTED] == 1 else -1
-        nodes.mark[n] = s
+    for s in range(present.shape[0]):
+        present[s] = 0
+    for n in range(node.shape[0]):
+        s = node[n, LISTED] if node[n, TRUSTED] == 1 else -1
+        mark[n] = s
         if s >= 0:
-            nodes.tier_members[s, nodes.tier_count[s]] = n
-            nodes.tier_count[s] += 1
+            members[s, present[s]] = n
+            present[s] += 1
 
 
 # --- A node ---------------------------------------------------------------------------------
 
 
 @_woven
-def _arrive(rules: Rules, net: Network, i: int, now: float) -> int:
-    """Join the queue; the node, or -1 where it is dead."""
-    nodes, slots = net.nodes, net.slots
-    n = slots.number[i, NODE]
-    if nodes.number[n, ALIVE] == 0:
-        _lose(rules, net, i, now, 0.0)
-        return -1
-    row, s = slots.number[i, ROW], nodes.number[n, ASSIGNED]
-    loaded = nodes.number[n, LOADED] == 1
-    prefill = rules.prefill[row, s] if loaded else rules.full[row]
-    occupancy = prefill + rules.decode[row]
+def _join(
+    rules: Rules,
+    slot: np.ndarray,
+    slot_real: np.ndarray,
+    node: np.ndarray,
+    tier_work: np.ndarray,
+    prefill: np.ndarray,
+    reuse: np.ndarray,
+    full: np.ndarray,
+    decode: np.ndarray,
+    i: int,
+    n: int,
+) -> None:
+    """Request ``i`` stands last in the queue of node ``n``, with what it costs there."""
+    row, s = slot[i, ROW], node[n, ASSIGNED]
+    loaded = node[n, LOADED] == 1
+    slot[i, PROFILE] = s
+    slot_real[i, PREFILL] = prefill[row, s] if loaded else full[row]
+    slot_real[i, REUSED] = reuse[row, s] if loaded else 0.0
+    occupancy = slot_real[i, PREFILL] + decode[row]
     if rules.by_tier:
-        nodes.tier_work[s, 0] += occupancy
-        nodes.tier_work[s, 1] += 1
-        occupancy = nodes.tier_work[s, 0] / nodes.tier_work[s, 1]
-    slots.real[i, AT_NODE] = now
-    slots.real[i, PREFILL] = prefill
-    slots.real[i, OCCUPANCY] = occupancy * slots.real[i, WORK]
-    slots.real[i, REUSED] = rules.reuse[row, s] if loaded else 0.0
-    slots.number[i, PROFILE] = s
-    slots.number[i, STATE] = WAITING
-    slots.number[i, NEXT] = -1
-    if nodes.number[n, HEAD] < 0:
-        nodes.number[n, HEAD] = i
+        tier_work[s, 0] += occupancy
+        tier_work[s, 1] += 1
+        occupancy = tier_work[s, 0] / tier_work[s, 1]
+    slot_real[i, OCCUPANCY] = occupancy * slot_real[i, WORK]
+    slot[i, STATE] = WAITING
+    slot[i, NEXT] = -1
+    if node[n, HEAD] < 0:
+        node[n, HEAD] = i
     else:
-        slots.number[nodes.number[n, TAIL], NEXT] = i
-    nodes.number[n, TAIL] = i
-    return n
+        slot[node[n, TAIL], NEXT] = i
+    node[n, TAIL] = i
 
 
 @_woven
-def _serve_waiting(rules: Rules, net: Network, n: int, now: float) -> None:
-    """Start requests of node ``n``, first come first served, while it has a free server."""
-    number, slots, heap = net.nodes.number, net.slots, net.heap
-    servers = rules.concurrency[number[n, ASSIGNED]]
-    while number[n, HEAD] >= 0 and number[n, BUSY] < servers:
-        i = number[n, HEAD]
-        number[n, HEAD] = slots.number[i, NEXT]
-        _count_busy(net.nodes, n, now)
-        number[n, BUSY] += 1
-        slots.number[i, STATE] = RUNNING
-        slots.real[i, STARTED] = now
-        code = _code(COMPLETION, i, slots.number[i, GENERATION])
-        push(heap, now + slots.real[i, OCCUPANCY], code, 0.0)
-        if rules.advertised:
-            first = now + slots.real[i, PREFILL]
-            push(heap, first, _code(FIRST_TOKEN, n, 0), now - slots.real[i, AT_NODE])
+def _count_busy(node: np.ndarray, node_real: np.ndarray, n: int, now: float) -> None:
+    node_real[n, BUSY_SECONDS] += node[n, BUSY] * (now - node_real[n, COUNTED_UNTIL])
+    node_real[n, COUNTED_UNTIL] = now
 
 
 @_woven
-def _count_busy(nodes: Nodes, n: int, now: float) -> None:
-    since = now - nodes.real[n, COUNTED_UNTIL]
-    nodes.real[n, BUSY_SECONDS] += nodes.number[n, BUSY] * since
-    nodes.real[n, COUNTED_UNTIL] = now
-
-
-@_woven
-def _end(rules: Rules, net: Network, i: int, ending: int) -> None:
-    """Write down how a request ended and free its slot."""
-    slots, counters, nodes = net.slots, net.counters, net.nodes
-    if slots.number[i, PLACE] >= 0:
-        r = counters.number[RECORDS]
-        counters.number[RECORDS] = r + 1
-        out, figures = net.records.number, net.records.real
-        out[r, R_PLACE] = slots.number[i, PLACE]
-        out[r, R_KIND] = slots.number[i, KIND]
-        out[r, R_ENDING] = ending
-        if ending == COMPLETED:
-            n, full = slots.number[i, NODE], rules.full[slots.number[i, ROW]]
-            out[r, R_NODE] = n
-            out[r, R_PROFILE] = slots.number[i, PROFILE]
-            first = slots.real[i, STARTED] + slots.real[i, PREFILL]
-            figures[r, R_TTFT] = first - slots.real[i, INTENDED]
-            figures[r, R_WAIT] = slots.real[i, STARTED] - slots.real[i, AT_NODE]
-            figures[r, R_OCCUPANCY] = slots.real[i, OCCUPANCY]
-            figures[r, R_DISTANCE] = slots.real[i, DISTANCE]
-            figures[r, R_FULL] = full
-            figures[r, R_SAVED] = full - slots.real[i, PREFILL]
-            figures[r, R_REUSED] = slots.real[i, REUSED]
-            nodes.real[n, WORK_DONE] += slots.real[i, OCCUPANCY]
-            nodes.real[n, SERVED] += 1
-    slots.number[i, STATE] = FREE
-    slots.number[i, GENERATION] += 1
-    slots.spare[slots.left[0]] = i
-    slots.left[0] += 1
-    counters.number[LIVE] -= 1
+def _write(
+    slot: np.ndarray,
+    slot_real: np.ndarray,
+    full: np.ndarray,
+    record: np.ndarray,
+    record_real: np.ndarray,
+    r: int,
+    i: int,
+    ending: int,
+) -> None:
+    """Write down how request ``i`` ended."""
+    record[r, R_PLACE], record[r, R_KIND] = slot[i, PLACE], slot[i, KIND]
+    record[r, R_ENDING] = ending
+    if ending == COMPLETED:
+        record[r, R_NODE], record[r, R_PROFILE] = slot[i, NODE], slot[i, PROFILE]
+        first = slot_real[i, STARTED] + slot_real[i, PREFILL]
+        record_real[r, R_TTFT] = first - slot_real[i, INTENDED]
+        record_real[r, R_WAIT] = slot_real[i, STARTED] - slot_real[i, AT_NODE]
+        record_real[r, R_OCCUPANCY] = slot_real[i, OCCUPANCY]
+        record_real[r, R_DISTANCE] = slot_real[i, DISTANCE]
+        record_real[r, R_FULL] = full[slot[i, ROW]]
+        record_real[r, R_SAVED] = full[slot[i, ROW]] - slot_real[i, PREFILL]
+        record_real[r, R_REUSED] = slot_real[i, REUSED]
 
 
 # --- Telemetry ------------------------------------------------------------------------------
 
 
 @_woven
-def observe(telemetry: Telemetry, n: int, now: float, wait: float, window: float) -> None:
+def observe(kept: np.ndarray, n: int, now: float, wait: float, window: float) -> None:
     """Node ``n`` learns of a wait: :class:`testbed.routing.telemetry.AdvertisedWait`, compiled."""
-    kept = telemetry.kept
     passed = now - kept[n, 2] if kept[n, 2] >= 0 else 0.0
     weight = -math.expm1(-passed / window)
     kept[n, 0] += weight * (wait - kept[n, 0])
@@ -455,167 +506,165 @@ def observe(telemetry: Telemetry, n: int, now: float, wait: float, window: float
 
 
 @_called
-def _tick(rules: Rules, net: Network, now: float) -> None:
+def _tick(
+    rules: Rules,
+    heap: Heap,
+    node: np.ndarray,
+    node_real: np.ndarray,
+    concurrency: np.ndarray,
+    kept: np.ndarray,
+    load: np.ndarray,
+    sent: np.ndarray,
+    sent_load: np.ndarray,
+    count: np.ndarray,
+    now: float,
+) -> None:
     """Every node sends its wait, an empty one after observing that nobody would wait."""
-    nodes, counters, telemetry = net.nodes, net.counters, net.telemetry
-    sent, load = telemetry.sent, telemetry.load
-    tick = counters.number[TICKS]
-    snapshot = tick % sent.shape[0]
+    snapshot = count[TICKS] % sent.shape[0]
     tiers = load.shape[0]
     busy, servers = np.zeros(tiers), np.zeros(tiers)
-    for n in range(nodes.number.shape[0]):
-        _count_busy(nodes, n, now)
-        alive = nodes.number[n, ALIVE] == 1
-        if alive and nodes.number[n, BUSY] == 0 and nodes.number[n, HEAD] < 0:
-            observe(telemetry, n, now, 0.0, rules.window)
-        mean = telemetry.kept[n, 0]
+    for n in range(node.shape[0]):
+        _count_busy(node, node_real, n, now)
+        alive = node[n, ALIVE] == 1
+        if alive and node[n, BUSY] == 0 and node[n, HEAD] < 0:
+            observe(kept, n, now, 0.0, rules.window)
+        mean = kept[n, 0]
         sent[snapshot, n, 0] = mean
-        sent[snapshot, n, 1] = math.sqrt(max(0.0, telemetry.kept[n, 1] - mean * mean))
+        sent[snapshot, n, 1] = math.sqrt(max(0.0, kept[n, 1] - mean * mean))
         if alive:
-            s = nodes.number[n, ASSIGNED]
-            busy[s] += nodes.real[n, BUSY_SECONDS]
-            servers[s] += rules.concurrency[s] * rules.period
-        nodes.real[n, BUSY_SECONDS] = 0.0
+            s = node[n, ASSIGNED]
+            busy[s] += node_real[n, BUSY_SECONDS]
+            servers[s] += concurrency[s] * rules.period
+        node_real[n, BUSY_SECONDS] = 0.0
     weight = -math.expm1(-rules.period / rules.window)
     for s in range(tiers):
-        now_busy = busy[s] / servers[s] if servers[s] > 0 else 0.0
-        load[s] += weight * (now_busy - load[s])
-        telemetry.sent_load[snapshot, s] = load[s]
-    counters.number[TICKS] = tick + 1
-    push(net.heap, now + rules.delay, _code(ADVERTISED, snapshot, 0), 0.0)
-    push(net.heap, now + rules.period, TICK, 0.0)
+        at_present = busy[s] / servers[s] if servers[s] > 0 else 0.0
+        load[s] += weight * (at_present - load[s])
+        sent_load[snapshot, s] = load[s]
+    count[TICKS] += 1
+    push(heap, now + rules.delay, _code(ADVERTISED, snapshot, 0), 0.0)
+    push(heap, now + rules.period, TICK, 0.0)
 
 
-@numba.njit(cache=True)
-def _learn(rules: Rules, net: Network, snapshot: int) -> None:
+@_called
+def learn(
+    sent: np.ndarray,
+    sent_load: np.ndarray,
+    seen: np.ndarray,
+    closed: np.ndarray,
+    snapshot: int,
+    close_at: float,
+    reopen_at: float,
+) -> None:
     """A snapshot reaches the router: advertised waits, and admission's hysteresis (G3)."""
-    seen, sent, closed = net.telemetry.seen, net.telemetry.sent, net.nodes.closed
     for n in range(seen.shape[0]):
         seen[n, 0] = sent[snapshot, n, 0]
         seen[n, 1] = sent[snapshot, n, 1]
     for s in range(closed.shape[0]):
-        load = net.telemetry.sent_load[snapshot, s]
-        if rules.close_at > 0 and load >= rules.close_at:
+        if close_at > 0 and sent_load[snapshot, s] >= close_at:
             closed[s] = True
-        elif load <= rules.reopen_at:
+        elif sent_load[snapshot, s] <= reopen_at:
             closed[s] = False
 
 
-# --- Failures -------------------------------------------------------------------------------
+# --- Failures and placement -----------------------------------------------------------------
 
 
 @_called
-def _fail(rules: Rules, net: Network, n: int, now: float, rng: np.random.Generator) -> None:
-    nodes, slots, counters = net.nodes, net.slots, net.counters
-    _count_seconds(nodes, counters, now)
-    _count_busy(nodes, n, now)
-    nodes.alive[nodes.number[n, ASSIGNED]] -= 1
-    counters.number[FAILURES] += 1
-    nodes.number[n, ALIVE] = 0
-    nodes.number[n, BUSY] = 0
-    nodes.number[n, HEAD] = -1
+def _fail(
+    rules: Rules,
+    heap: Heap,
+    slot: np.ndarray,
+    slot_real: np.ndarray,
+    node: np.ndarray,
+    node_real: np.ndarray,
+    n: int,
+    now: float,
+    rng: np.random.Generator,
+) -> None:
+    """Node ``n`` dies with all that waits or runs there."""
+    _count_busy(node, node_real, n, now)
+    node[n, ALIVE] = 0
+    node[n, BUSY] = 0
+    node[n, HEAD] = -1
     down = rng.standard_exponential() * rules.mean_downtime
-    push(net.heap, now + down, _code(RECOVERY, n, 0), 0.0)
-    push(net.heap, now + rules.detection, _code(NOTICED, n, 0), 0.0)
-    for i in range(slots.number.shape[0]):
-        state = slots.number[i, STATE]
-        if slots.number[i, NODE] == n and state in (WAITING, RUNNING):
+    push(heap, now + down, _code(RECOVERY, n, 0), 0.0)
+    push(heap, now + rules.detection, _code(NOTICED, n, 0), 0.0)
+    for i in range(slot.shape[0]):
+        state = slot[i, STATE]
+        if slot[i, NODE] == n and (state == WAITING or state == RUNNING):  # noqa: SIM109
             # Whose first token is out has the beginning of an answer, and loses the rest of it.
-            begun = state == RUNNING and now >= slots.real[i, STARTED] + slots.real[i, PREFILL]
-            slots.number[i, GENERATION] += 1
-            _lose(rules, net, i, now, 1.0 if begun else 0.0)
+            begun = state == RUNNING and now >= slot_real[i, STARTED] + slot_real[i, PREFILL]
+            slot[i, GENERATION] += 1
+            _lose(heap, slot, i, now + rules.detection, 1.0 if begun else 0.0)
 
 
 @_woven
-def _lose(rules: Rules, net: Network, i: int, now: float, begun: float) -> None:
-    slots = net.slots
-    slots.number[i, STATE] = RETRYING
-    code = _code(LOST, i, slots.number[i, GENERATION])
-    push(net.heap, now + rules.detection, code, begun)
-
-
-@_woven
-def _may_retry(rules: Rules, net: Network, i: int) -> bool:
-    """Note the node that was lost; False where the request has used up its attempts."""
-    number = net.slots.number
-    net.slots.tried[i, number[i, ATTEMPTS]] = number[i, NODE]
-    number[i, ATTEMPTS] += 1
-    return number[i, ATTEMPTS] < rules.attempts
-
-
-@_woven
-def _recover(rules: Rules, net: Network, n: int, now: float, rng: np.random.Generator) -> None:
-    """A node is back, its profile pinned again."""
-    nodes = net.nodes
-    _count_seconds(nodes, net.counters, now)
-    _count_busy(nodes, n, now)
-    nodes.number[n, ALIVE] = 1
-    nodes.number[n, LOADED] = 1
-    nodes.alive[nodes.number[n, ASSIGNED]] += 1
-    up = rng.standard_exponential() * rules.mean_uptime
-    push(net.heap, now + up, _code(FAILURE, n, 0), 0.0)
-    push(net.heap, now + rules.detection, _code(NOTICED, n, 0), 1.0)
-
-
-# --- Placement ------------------------------------------------------------------------------
+def _lose(heap: Heap, slot: np.ndarray, i: int, noticed: float, begun: float) -> None:
+    slot[i, STATE] = RETRYING
+    push(heap, noticed, _code(LOST, i, slot[i, GENERATION]), begun)
 
 
 @_called
-def _epoch(rules: Rules, net: Network, now: float) -> None:
-    """Publish the catalogue, then move profiles towards the target within the budget (G4)."""
-    nodes, counters = net.nodes, net.counters
-    nodes.number[:, LISTED] = nodes.number[:, ASSIGNED]
-    rebuild(nodes)
-    push(net.heap, now + rules.epoch, EPOCH, 0.0)
-    if rules.target.shape[0] == 0:
-        return
-    _count_seconds(nodes, counters, now)
-    excess = -rules.target.copy()
-    for n in range(nodes.number.shape[0]):
-        excess[nodes.number[n, ASSIGNED]] += 1
-    left = rules.budget
+def _migrate(
+    rules: Rules,
+    heap: Heap,
+    node: np.ndarray,
+    alive: np.ndarray,
+    target: np.ndarray,
+    move_bytes: np.ndarray,
+    count: np.ndarray,
+    now: float,
+) -> float:
+    """Move profiles towards the target, cheapest first, within the budget; bytes moved (G4)."""
+    tiers = target.shape[0]
+    excess = np.zeros(tiers, dtype=np.int64)
+    for n in range(node.shape[0]):
+        if tiers > 0:
+            excess[node[n, ASSIGNED]] += 1
+    for s in range(tiers):
+        excess[s] -= target[s]
+    moved = 0.0
     while True:
         best, source, goal = math.inf, -1, -1
-        for s in range(excess.shape[0]):
-            for t in range(excess.shape[0]):
-                if excess[s] > 0 and excess[t] < 0 and rules.move_bytes[s, t] < best:
-                    best, source, goal = rules.move_bytes[s, t], s, t
-        if source < 0 or best > left:
-            return
+        for s in range(tiers):
+            for t in range(tiers):
+                if excess[s] > 0 and excess[t] < 0 and move_bytes[s, t] < best:
+                    best, source, goal = move_bytes[s, t], s, t
+        if source < 0 or moved + best > rules.budget:
+            return moved
         mover = -1
-        for n in range(nodes.number.shape[0]):
-            number = nodes.number[n]
-            if number[ASSIGNED] == source and number[ALIVE] == 1 and number[LOADED] == 1:
+        for n in range(node.shape[0]):
+            if node[n, ASSIGNED] == source and node[n, ALIVE] == 1 and node[n, LOADED] == 1:
                 mover = n
                 break
         if mover < 0:
-            return
-        nodes.number[mover, ASSIGNED] = goal
-        nodes.alive[source] -= 1
-        nodes.alive[goal] += 1
+            return moved
+        node[mover, ASSIGNED] = goal
+        alive[source] -= 1
+        alive[goal] += 1
         excess[source] -= 1
         excess[goal] += 1
-        left -= best
-        counters.number[MOVES] += 1
-        counters.real[BYTES_MOVED] += best
+        moved += best
+        count[MOVES] += 1
         if rules.load_rate > 0 and best > 0:
-            nodes.number[mover, LOADED] = 0
-            code = _code(LOADED_STATE, mover, 0)
-            push(net.heap, now + best / rules.load_rate, code, 0.0)
+            node[mover, LOADED] = 0
+            push(heap, now + best / rules.load_rate, _code(LOADED_STATE, mover, 0), 0.0)
 
 
 @_woven
-def _count_seconds(nodes: Nodes, counters: Counters, now: float) -> None:
+def _count_seconds(alive: np.ndarray, seconds: np.ndarray, count: np.ndarray, now: float) -> None:
     """Node-seconds of each tier while measured requests are being sent."""
-    tiers = nodes.alive.shape[0]
-    if counters.number[COUNTING] == 1:
+    tiers = alive.shape[0]
+    if count[COUNTING] == 1:
         for s in range(tiers):
-            nodes.seconds[s] += nodes.alive[s] * (now - nodes.seconds[tiers])
-    nodes.seconds[tiers] = now
+            seconds[s] += alive[s] * (now - seconds[tiers])
+    seconds[tiers] = now
 
 
-@numba.njit(cache=True)
 def stop_counting(net: Network, now: float) -> None:
     """The last measured request has been sent."""
-    _count_seconds(net.nodes, net.counters, now)
+    nodes = net.nodes
+    nodes.seconds[:-1] += nodes.alive * (now - nodes.seconds[-1])
+    nodes.seconds[-1] = now
     net.counters.number[COUNTING] = 0

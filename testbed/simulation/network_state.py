@@ -48,7 +48,7 @@ UNSEEN = -1.0
 """Time of a node's last observation before its first."""
 
 # Entries of ``Counters.number``.
-LIVE, RECORDS, TICKS, COUNTING, FAILURES, MOVES, EVENTS = range(7)
+LIVE, RECORDS, TICKS, COUNTING, FAILURES, MOVES, EVENTS, SPARE = range(8)
 COUNTERS = 8
 
 # Entries of ``Counters.real``.
@@ -63,11 +63,11 @@ R_TTFT, R_WAIT, R_OCCUPANCY, R_DISTANCE, R_REUSED, R_SAVED, R_FULL = range(7)
 
 
 class Rules(NamedTuple):
-    """What does not change in a run. Q or N rows, S profiles; seconds unless said."""
+    """Numbers that do not change in a run; seconds unless said."""
 
     palm: bool
     by_tier: bool
-    advertised: bool  # nodes advertise windowed waits; else ``wait`` holds
+    advertised: bool  # nodes advertise their own waits; else ``Tables.wait`` holds
     attempts: int
     fallback: int
     prefill_weight: float
@@ -84,13 +84,18 @@ class Rules(NamedTuple):
     epoch: float  # 0: the catalogue is live
     budget: float  # bytes per epoch
     load_rate: float  # bytes/s at which a profile is loaded; 0: at once
+
+
+class Tables(NamedTuple):
+    """Arrays that do not change in a run: rows of costs, S profiles, Q types; seconds."""
+
     prefill: np.ndarray  # (rows, S)
     reuse: np.ndarray  # (rows, S) tokens
     full: np.ndarray  # (rows,)
     decode: np.ndarray  # (rows,)
     wait: np.ndarray  # (Q, S)
     concurrency: np.ndarray  # (S,)
-    target: np.ndarray  # (S,) nodes
+    target: np.ndarray  # (S,) nodes; empty: nothing moves
     move_bytes: np.ndarray  # (S, S)
 
 
@@ -117,7 +122,7 @@ class Telemetry(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Requests in the system; ``spare`` lists free slots, ``left[0]`` of them."""
+    """Requests in the system; the first SPARE entries of ``spare`` are free slots."""
 
     number: np.ndarray  # (L, 9) int64
     real: np.ndarray  # (L, 11)
@@ -125,7 +130,6 @@ class Slots(NamedTuple):
     radius: np.ndarray  # (L, S) km, palm only
     turn: np.ndarray  # (L, S), palm only
     spare: np.ndarray  # (L,)
-    left: np.ndarray  # (1,)
 
 
 class Counters(NamedTuple):
@@ -197,12 +201,14 @@ def new_network(
         sent_load=np.zeros((snapshots, profiles)),
         seen=np.zeros((count, 2)),
     )
+    counters = Counters(np.zeros(COUNTERS, dtype=np.int64), np.zeros(REALS))
+    counters.number[SPARE] = slots
     return Network(
         nodes=nodes,
         telemetry=telemetry,
         slots=_new_slots(slots, attempts, profiles if palm else 0),
         heap=new_heap(4 * slots + 8 * count),
-        counters=Counters(np.zeros(COUNTERS, dtype=np.int64), np.zeros(REALS)),
+        counters=counters,
         records=Records(np.zeros((records, 5), dtype=np.int64), np.zeros((records, 7))),
     )
 
@@ -214,9 +220,9 @@ def with_more_room(network: Network) -> Network:
     slots = _new_slots(2 * size, attempts, profiles)
     for name in ("number", "real", "tried", "radius", "turn"):
         getattr(slots, name)[:size] = getattr(old, name)
-    left = int(old.left[0])
+    left = int(network.counters.number[SPARE])
     slots.spare[size : size + left] = old.spare[:left]
-    slots.left[0] = size + left
+    network.counters.number[SPARE] = size + left
     records, kept = network.records, len(network.records.number)
     larger = Records(
         np.zeros((2 * kept, records.number.shape[1]), dtype=np.int64),
@@ -234,5 +240,4 @@ def _new_slots(size: int, attempts: int, profiles: int) -> Slots:
         radius=np.zeros((size, profiles)),
         turn=np.zeros((size, profiles)),
         spare=np.arange(size, dtype=np.int64)[::-1].copy(),
-        left=np.array([size], dtype=np.int64),
     )

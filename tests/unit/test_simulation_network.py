@@ -21,11 +21,10 @@ from testbed.simulation import network_kernel as kernel
 from testbed.simulation import simulate
 from testbed.simulation.heap import drop_first, grown, new_heap, push
 from testbed.simulation.network import idle_network, network_rules
-from testbed.simulation.network_state import UNSEEN, Telemetry
+from testbed.simulation.network_state import UNSEEN
 from testbed.simulation.placement import lay_out, move_bytes, whole_counts
 from testbed.simulation.plane import nearest_of_each, new_plane, read_positions
 from testbed.simulation.radio_table import drawn_delay, mean_delay, tabulate
-from testbed.simulation.requests import Costs
 from testbed.simulation.service import service_law
 from testbed.simulation.system import System
 from testbed.simulation.users import Crowd
@@ -362,17 +361,16 @@ def test_admission_follows_the_shared_rule() -> None:
     asked = scenario({"nodes": 4}, routing=routing)
     system, spec = System.of(asked), asked.simulation
     assert spec is not None
-    layout = lay_out(asked, system, spec, seed=1)
-    rules = network_rules(asked, system, spec, layout, Costs.of_types(system), service_law(spec))
-    net = idle_network(rules, layout, asked.routing)
+    rules = network_rules(asked, system, spec, service_law(spec), advertised=True)
+    net = idle_network(rules, lay_out(asked, system, spec, seed=1), len(system.profiles))
     gate = Admission.from_scenario(asked)
     rng = np.random.default_rng(3)
+    t, closed = net.telemetry, net.nodes.closed
     for _ in range(200):
-        load = rng.random(2) * 1.2
-        net.telemetry.sent_load[0] = load
-        kernel._learn(rules, net, 0)
+        t.sent_load[0] = load = rng.random(2) * 1.2
+        kernel.learn(t.sent, t.sent_load, t.seen, closed, 0, rules.close_at, rules.reopen_at)
         gate.update_all({"plain": load[0], "deep": load[1]})
-        assert bool(net.nodes.closed[1]) == (not gate.admits("deep"))
+        assert bool(closed[1]) == (not gate.admits("deep"))
 
 
 @settings(max_examples=40, deadline=None)
@@ -383,15 +381,10 @@ def test_admission_follows_the_shared_rule() -> None:
 def test_nodes_advertise_by_the_shared_rule(
     steps: list[tuple[float, float]], window: float
 ) -> None:
-    telemetry, shared, now = _telemetry(), AdvertisedWait(window), 0.0
+    kept = np.array([[0.0, 0.0, UNSEEN]])
+    shared, now = AdvertisedWait(window), 0.0
     for gap, wait in steps:
         now += gap
-        kernel.observe(telemetry, 0, now, wait, window)
+        kernel.observe(kept, 0, now, wait, window)
         shared.observe(now, wait)
-        assert telemetry.kept[0, 0] == pytest.approx(shared.mean, abs=1e-12)
-
-
-def _telemetry() -> Telemetry:
-    kept = np.array([[0.0, 0.0, UNSEEN]])
-    zero = np.zeros((1, 1, 2))
-    return Telemetry(kept, np.zeros(1), zero, np.zeros((1, 1)), np.zeros((1, 2)))
+        assert kept[0, 0] == pytest.approx(shared.mean, abs=1e-12)
