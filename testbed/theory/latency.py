@@ -60,7 +60,7 @@ class Latency:
 
     def deadline(self, seconds: float) -> np.ndarray:
         """y*_sq(τ), the largest cost at which a request that need not wait meets τ, (Q, S), s."""
-        return seconds + self.point.costs - self.system.residual
+        return np.ascontiguousarray(seconds + self.point.costs - self.system.residual)
 
     def coverage(self, seconds: float) -> float:
         """P(TTFT ≤ τ) (Theory E2); 0 where the load-aware scenario has no stable point."""

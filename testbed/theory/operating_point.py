@@ -118,7 +118,7 @@ class _Search:
         system = self.system
         self.utilisation = np.zeros(system.shape[1])
         nodes = np.where(system.density > 0, system.density, np.inf)
-        self.flow = system.intensity * system.probability[:, None] / nodes
+        self.flow = np.ascontiguousarray(system.intensity * system.probability[:, None] / nodes)
         self.fixed = np.ascontiguousarray(
             self.policy.fixed_cost(system.residual, np.zeros(system.shape))
         )
@@ -153,7 +153,8 @@ class _Search:
         if not len(room):
             return False
         steps, converged = newton(
-            self.flow, self.fixed, self.policy.wait_weight * curve.share, curve.burden,
+            self.flow, self.fixed, np.ascontiguousarray(self.policy.wait_weight * curve.share),
+            np.ascontiguousarray(curve.burden),
             self.system.concurrency, curve.exponent, curve.unit,
             curve.growth, self.area * stretch**-self.power, self.power, spare, level,
             self.floor, self.arc, tolerance, self.utilisation, room,
@@ -365,7 +366,7 @@ def assemble(search: _Search, wait: np.ndarray, converged: bool) -> OperatingPoi
     """The operating point at which nodes advertise ``wait`` (Q, S), finite, seconds."""
     system, policy, model = search.system, search.policy, search.model
     types, tiers = system.shape
-    costs = policy.fixed_cost(system.residual, wait)
+    costs = np.ascontiguousarray(policy.fixed_cost(system.residual, wait))
     association = associate(system, costs)
     loads = tuple(system.tier_load(association, s) for s in range(tiers))
     rho = np.array([model.utilisation(load) for load in loads])

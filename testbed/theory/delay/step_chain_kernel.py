@@ -1,0 +1,483 @@
+"""The step chain's compiled parts: one step forward, and a tagged request to its first token.
+
+The state at a step's end, before the slots move on, is (u, f, q): u the occupation of the slots, f
+whether a prompt is cut, q the prompts not yet whole, that one included. Then the slots move to v;
+min(q, free slots) prompts at most enter the batch; the step takes its time, in which Poisson
+arrivals join the queue. In an empty engine nothing happens until the next arrival, which starts
+alone at q = 1.
+
+Arrays over states have the shape (V, F, L), L the levels of q. Batch tables are those of
+:class:`~testbed.theory.delay.step_chain_batch.PrefillBatch`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+
+
+@numba.njit(cache=True)
+def poisson_laws(
+    rate: float, whole: np.ndarray, share: np.ndarray, cut: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Arrivals during a step of each batch: (c + 1, F, c + 1, size), whole and cut.
+
+    The last entry holds all that is beyond it.
+    """
+    slots = whole.shape[0] - 1
+    kinds = whole.shape[1]
+    for_whole = np.zeros((slots + 1, kinds, slots + 1, size))
+    for_cut = np.zeros((slots + 1, kinds, slots + 1, size))
+    for n in range(slots + 1):
+        for f in range(kinds):
+            for j in range(slots - n + 1):
+                first = share[n, f, j]
+                _add_poisson(for_whole[n, f, j], rate * whole[n, f, j, 0], first)
+                if first < 1.0:
+                    _add_poisson(for_whole[n, f, j], rate * whole[n, f, j, 1], 1.0 - first)
+                if kinds > 1:
+                    _add_poisson(for_cut[n, f, j], rate * cut[n, f, j], 1.0)
+    return for_whole, for_cut
+
+
+@numba.njit(cache=True)
+def _add_poisson(row: np.ndarray, mean: float, weight: float) -> None:
+    term = math.exp(-mean) * weight
+    left = weight
+    last = row.size - 1
+    for i in range(last):
+        row[i] += term
+        left -= term
+        term *= mean / (i + 1)
+    row[last] += max(left, 0.0)
+
+
+@numba.njit(cache=True)
+def move(
+    x: np.ndarray, start: np.ndarray, target: np.ndarray, probability: np.ndarray, y: np.ndarray
+) -> None:
+    """y = x after the slots moved on; (V, F, L) both."""
+    y[:] = 0.0
+    states = x.shape[0]
+    width = x.shape[1] * x.shape[2]
+    flat_x = x.reshape(states, width)
+    flat_y = y.reshape(states, width)
+    for u in range(states):
+        for e in range(start[u], start[u + 1]):
+            v = target[e]
+            p = probability[e]
+            for i in range(width):
+                flat_y[v, i] += p * flat_x[u, i]
+
+
+@numba.njit(cache=True)
+def serve(
+    x: np.ndarray,
+    occupied: np.ndarray,
+    joined: np.ndarray,
+    fits: np.ndarray,
+    for_whole: np.ndarray,
+    for_cut: np.ndarray,
+    length_whole: np.ndarray,
+    length_cut: np.ndarray,
+    y: np.ndarray,
+) -> None:
+    """y = x after a step: prompts enter, and arrivals join.
+
+    ``length_whole`` and ``length_cut`` (c + 1, F, c + 1) say how much of an arrival law counts.
+    """
+    y[:] = 0.0
+    states, kinds, levels = x.shape
+    slots = fits.shape[0] - 1
+    for v in range(states):
+        n = occupied[v]
+        free = slots - n
+        for f in range(kinds):
+            total = 0.0
+            for q in range(levels):
+                total += x[v, f, q]
+            if total == 0.0:
+                continue
+            # All who wait are completed, fewer than the free slots.
+            for q in range(min(free, levels)):
+                mass = x[v, f, q]
+                j = q
+                if n == 0 and q == 0 and f == 0:
+                    j = 1
+                mass *= fits[n, f, j]
+                if mass == 0.0:
+                    continue
+                u = joined[v, j]
+                law = for_whole[n, f, j]
+                for k in range(min(length_whole[n, f, j], levels)):
+                    y[u, 0, k] += mass * law[k]
+            # As many as there are free slots.
+            p = fits[n, f, free]
+            if p > 0.0:
+                _pour(
+                    x[v, f], free, p, for_whole[n, f, free], length_whole[n, f, free],
+                    y[joined[v, free], 0],
+                )  # fmt: skip
+            if kinds == 1:
+                continue
+            for j in range(free):
+                p = fits[n, f, j] - fits[n, f, j + 1]
+                if p <= 1e-13:
+                    continue
+                if n == 0 and f == 0 and j == 0 and x[v, f, 0] > 0.0:
+                    # The arrival that ends an idle time does not fit in one step.
+                    law = for_cut[n, f, 0]
+                    for k in range(length_cut[n, f, 0]):
+                        y[v, 1, min(1 + k, levels - 1)] += x[v, f, 0] * p * law[k]
+                # Somebody beyond the j is cut.
+                u = joined[v, j]
+                law = for_cut[n, f, j]
+                for k in range(length_cut[n, f, j]):
+                    a = p * law[k]
+                    for q in range(j + 1, levels):
+                        y[u, 1, min(q - j + k, levels - 1)] += a * x[v, f, q]
+
+
+@numba.njit(cache=True)
+def _pour(
+    source: np.ndarray, served: int, p: float, law: np.ndarray, length: int, result: np.ndarray
+) -> None:
+    """Levels from ``served`` on, lowered by that, with arrivals; the top level keeps what is
+    above."""
+    levels = source.size
+    for k in range(length):
+        a = p * law[k]
+        inside = min(levels, levels - 1 + served - k)
+        for q in range(served, inside):
+            result[q - served + k] += a * source[q]
+        for q in range(max(inside, served), levels):
+            result[levels - 1] += a * source[q]
+
+
+@numba.njit(cache=True)
+def stay_probability(
+    start: np.ndarray,
+    target: np.ndarray,
+    probability: np.ndarray,
+    occupied: np.ndarray,
+    fits: np.ndarray,
+    for_whole: np.ndarray,
+    kinds: int,
+    levels: int,
+) -> np.ndarray:
+    """(V, F, L) probability that a step changes nothing."""
+    states = occupied.size
+    slots = fits.shape[0] - 1
+    result = np.zeros((states, kinds, levels))
+    for u in range(states):
+        same = 0.0
+        for e in range(start[u], start[u + 1]):
+            if target[e] == u:
+                same = probability[e]
+        n = occupied[u]
+        if n == 0:
+            continue
+        if n == slots:
+            result[u, 0, :] = same * for_whole[n, 0, 0, 0]
+        else:
+            result[u, 0, 0] = same * for_whole[n, 0, 0, 0]
+    return result
+
+
+@numba.njit(cache=True)
+def by_occupied(x: np.ndarray, occupied: np.ndarray, slots: int) -> np.ndarray:
+    """(c + 1, F, L): states with equally many slots taken together."""
+    result = np.zeros((slots + 1, x.shape[1], x.shape[2]))
+    for v in range(x.shape[0]):
+        result[occupied[v]] += x[v]
+    return result
+
+
+@numba.njit(cache=True)
+def own_step(
+    s: np.ndarray,
+    present: np.ndarray,
+    fits: np.ndarray,
+    cut: np.ndarray,
+    own_whole: np.ndarray,
+    own_share: np.ndarray,
+) -> np.ndarray:
+    """E[e^(−sT) | the j-th prompt is completed], (c + 1, F, c + 1, N): the step of the first token.
+
+    ``present`` (c + 1, F, L) is the stationary law when steps start: it tells how many wait behind
+    the j-th and join the same step.
+    """
+    slots = fits.shape[0] - 1
+    kinds = fits.shape[1]
+    levels = present.shape[2]
+    result = np.zeros((slots + 1, kinds, slots + 1, s.size), dtype=np.complex128)
+    tail = np.zeros(levels + slots + 2)
+    for n in range(slots + 1):
+        free = slots - n
+        for f in range(kinds):
+            tail[:] = 0.0
+            for q in range(levels - 1, -1, -1):
+                tail[q] = tail[q + 1] + present[n, f, q]
+            for j in range(1, free + 1):
+                weight = fits[n, f, j] * tail[j]
+                if weight <= 1e-14:
+                    _add_steps(result[n, f, j], s, own_whole[n, f, j], own_share[n, f, j], 1.0)
+                    continue
+                total = 0.0
+                for i in range(j, free + 1):
+                    here = tail[i] if i == free else tail[i] - tail[i + 1]
+                    p = max(here, 0.0) * fits[n, f, i]
+                    if p > 0.0:
+                        _add_steps(result[n, f, j], s, own_whole[n, f, i], own_share[n, f, i], p)
+                        total += p
+                    if i < free:
+                        p = tail[i + 1] * (fits[n, f, i] - fits[n, f, i + 1])
+                        if p > 0.0:
+                            for a in range(s.size):
+                                result[n, f, j, a] += p * np.exp(-s[a] * cut[n, f, i])
+                            total += p
+                for a in range(s.size):
+                    result[n, f, j, a] /= total
+    return result
+
+
+@numba.njit(cache=True)
+def _add_steps(
+    row: np.ndarray, s: np.ndarray, seconds: np.ndarray, share: float, weight: float
+) -> None:
+    for a in range(s.size):
+        value = share * np.exp(-s[a] * seconds[0])
+        if share < 1.0:
+            value += (1.0 - share) * np.exp(-s[a] * seconds[1])
+        row[a] += weight * value
+
+
+@numba.njit(cache=True)
+def step_transforms(
+    s: np.ndarray, whole: np.ndarray, share: np.ndarray, cut: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """E[e^(−sT)] of each batch, (c + 1, F, c + 1, N), whole and cut."""
+    slots = whole.shape[0] - 1
+    kinds = whole.shape[1]
+    shape = (slots + 1, kinds, slots + 1, s.size)
+    for_whole = np.zeros(shape, dtype=np.complex128)
+    for_cut = np.zeros(shape, dtype=np.complex128)
+    for n in range(slots + 1):
+        for f in range(kinds):
+            for j in range(slots - n + 1):
+                _add_steps(for_whole[n, f, j], s, whole[n, f, j], share[n, f, j], 1.0)
+                if kinds > 1:
+                    for a in range(s.size):
+                        for_cut[n, f, j, a] = np.exp(-s[a] * cut[n, f, j])
+    return for_whole, for_cut
+
+
+@numba.njit(cache=True)
+def remaining(
+    start: np.ndarray,
+    target: np.ndarray,
+    probability: np.ndarray,
+    occupied: np.ndarray,
+    joined: np.ndarray,
+    fits: np.ndarray,
+    own_fits: np.ndarray,
+    own: np.ndarray,
+    whole: np.ndarray,
+    cut: np.ndarray,
+    levels: int,
+) -> np.ndarray:
+    """E[e^(−s·time to the first token)] at a step's end, (L + 1, V, F, N), by position j ≥ 1.
+
+    ``own``, ``whole`` and ``cut`` are transforms; ``own_fits`` is P(the j-th fits) for its type.
+    Positions are solved upwards and, within one, occupations in their order: a step leads to lower
+    ones, or to the same state.
+    """
+    states = occupied.size
+    slots = fits.shape[0] - 1
+    kinds = fits.shape[1]
+    size = own.shape[3]
+    before = np.zeros((levels + 1, states, kinds, size), dtype=np.complex128)
+    after = np.zeros((states, kinds, size), dtype=np.complex128)
+    value = np.zeros(size, dtype=np.complex128)
+    again = np.zeros(size, dtype=np.complex128)
+    for j in range(1, levels + 1):
+        for v in range(states):
+            n = occupied[v]
+            free = slots - n
+            # What moves on from v itself to lower occupations at this position; and itself.
+            same = 0.0
+            for e in range(start[v], start[v + 1]):
+                if target[e] == v:
+                    same = probability[e]
+            for f in range(kinds - 1, -1, -1):
+                if f == 1 and free == 0:
+                    continue
+                value[:] = 0.0
+                again[:] = 0.0
+                if j <= free:
+                    p = own_fits[n, f, j]
+                    for a in range(size):
+                        value[a] += p * own[n, f, j, a]
+                else:
+                    p = fits[n, f, free]
+                    if free > 0:
+                        u = joined[v, free]
+                        for a in range(size):
+                            value[a] += p * whole[n, f, free, a] * before[j - free, u, 0, a]
+                    else:
+                        for a in range(size):
+                            again[a] += p * whole[n, f, 0, a]
+                        for e in range(start[v], start[v + 1]):
+                            if target[e] != v:
+                                p_move = probability[e]
+                                for a in range(size):
+                                    value[a] += p_move * again[a] * after[target[e], 0, a]
+                if kinds > 1:
+                    for i in range(min(j, free)):
+                        reach = own_fits[n, f, j] if i == j - 1 else fits[n, f, i + 1]
+                        p = fits[n, f, i] - reach
+                        if p <= 1e-13:
+                            continue
+                        if i > 0:
+                            u = joined[v, i]
+                            for a in range(size):
+                                value[a] += p * cut[n, f, i, a] * before[j - i, u, 1, a]
+                        else:
+                            for e in range(start[v], start[v + 1]):
+                                w = target[e]
+                                if w != v or f == 0:
+                                    p_move = p * probability[e]
+                                    for a in range(size):
+                                        value[a] += p_move * cut[n, f, 0, a] * after[w, 1, a]
+                            if f == 1:
+                                for a in range(size):
+                                    again[a] += p * cut[n, f, 0, a]
+                for a in range(size):
+                    after[v, f, a] = value[a] / (1.0 - same * again[a])
+        for u in range(states):
+            for e in range(start[u], start[u + 1]):
+                v = target[e]
+                p = probability[e]
+                for f in range(kinds):
+                    for a in range(size):
+                        before[j, u, f, a] += p * after[v, f, a]
+    return before
+
+
+@numba.njit(cache=True)
+def arrival_kernel(s: np.ndarray, rate: float, seconds: float, row: np.ndarray) -> None:
+    """∫₀^T e^(−s(T − x)) P(k arrivals in x) dx for k along the first axis of ``row`` (size, N).
+
+    What an arrival in a step of T finds: k that came earlier in it, and the rest of the step.
+    Where λ and s are near, the recursion would cancel; s are imaginary or small beside λ or, at
+    the reals used for moments, 0 < |s| ≪ λ.
+    """
+    size = row.shape[0]
+    poisson = math.exp(-rate * seconds)
+    for a in range(s.size):
+        row[0, a] = (np.exp(-s[a] * seconds) - poisson) / (rate - s[a])
+    for k in range(1, size):
+        poisson *= rate * seconds / k
+        for a in range(s.size):
+            row[k, a] = (rate * row[k - 1, a] - poisson) / (rate - s[a])
+
+
+@numba.njit(cache=True)
+def arriving(
+    s: np.ndarray,
+    rate: float,
+    x: np.ndarray,
+    occupied: np.ndarray,
+    joined: np.ndarray,
+    fits: np.ndarray,
+    whole: np.ndarray,
+    share: np.ndarray,
+    cut: np.ndarray,
+    length_whole: np.ndarray,
+    length_cut: np.ndarray,
+    before: np.ndarray,
+    least: float,
+) -> np.ndarray:
+    """Σ over steps of ∫ over their time of E[e^(−s·TTFT)], (N,), s: arrivals within a step.
+
+    ``x`` (V, F, L) is the law when steps start, after the slots moved. Parts below ``least`` are
+    left out.
+    """
+    states, kinds, levels = x.shape
+    slots = fits.shape[0] - 1
+    size = s.size
+    result = np.zeros(size, dtype=np.complex128)
+    row = np.zeros((whole.shape[2] + 400, size), dtype=np.complex128)
+    mass = np.zeros(levels)
+    for n in range(slots + 1):
+        free = slots - n
+        for f in range(kinds):
+            for j in range(free + 1):
+                for part in range(3):
+                    if part == 2 and kinds == 1:
+                        continue
+                    if part == 2:
+                        seconds, weight = cut[n, f, j], 1.0
+                        count = length_cut[n, f, j]
+                    else:
+                        seconds = whole[n, f, j, part]
+                        weight = share[n, f, j] if part == 0 else 1.0 - share[n, f, j]
+                        count = length_whole[n, f, j]
+                    if weight <= 0.0 or seconds <= 0.0:
+                        continue
+                    ready = False
+                    for v in range(states):
+                        if occupied[v] != n:
+                            continue
+                        # Mass by what is left of the queue after this batch.
+                        low = levels
+                        high = -1
+                        if part == 2:
+                            p = weight * (fits[n, f, j] - fits[n, f, j + 1]) if j < free else 0.0
+                            if p <= 0.0:
+                                continue
+                            for q in range(j + 1, levels):
+                                mass[q - j] = p * x[v, f, q]
+                            if n == 0 and f == 0 and j == 0:
+                                mass[1] += p * x[v, f, 0]
+                            first, last = 1, levels - j
+                        elif j < free:
+                            p = weight * fits[n, f, j]
+                            mass[0] = p * x[v, f, j] if j < levels else 0.0
+                            if n == 0 and f == 0:
+                                if j == 0:
+                                    mass[0] = 0.0
+                                if j == 1:
+                                    mass[0] += p * x[v, f, 0]
+                            first, last = 0, 1
+                        else:
+                            p = weight * fits[n, f, j]
+                            for q in range(j, levels):
+                                mass[q - j] = p * x[v, f, q]
+                            if n == 0 and f == 0 and j == 0:
+                                mass[0] = 0.0
+                            if n == 0 and f == 0 and j == 1:
+                                mass[0] += p * x[v, f, 0]
+                            first, last = 0, levels - j
+                        for r in range(first, last):
+                            if mass[r] > least:
+                                low = min(low, r)
+                                high = r
+                        if high < 0:
+                            continue
+                        if not ready:
+                            arrival_kernel(s, rate, seconds, row[:count])
+                            ready = True
+                        u = joined[v, j]
+                        to = 1 if part == 2 else 0
+                        for r in range(low, high + 1):
+                            if mass[r] <= least:
+                                continue
+                            m = mass[r]
+                            for k in range(count):
+                                at = min(r + k + 1, levels)
+                                for a in range(size):
+                                    result[a] += m * row[k, a] * before[at, u, to, a]
+    return result
