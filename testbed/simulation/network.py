@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from testbed.radio import radio_model
 from testbed.routing.admission import fallback_profile
 from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario, SimulationSpec
-from testbed.seeds import WARM_UP, generator
+from testbed.seeds import generator
 from testbed.simulation import network_kernel as kernel
 from testbed.simulation import network_state as state
 from testbed.simulation.network_state import (
@@ -22,22 +22,16 @@ from testbed.simulation.network_state import (
     Rules,
     Tables,
     new_network,
+    no_requests,
     with_more_room,
 )
 from testbed.simulation.placement import Layout, lay_out, move_bytes, whole_counts
 from testbed.simulation.radio_table import RadioTable, tabulate
-from testbed.simulation.requests import (
-    CHUNK,
-    Arrivals,
-    Costs,
-    stream_arrivals,
-    trace_of,
-    typed_arrivals,
-)
+from testbed.simulation.requests import CHUNK, Costs
 from testbed.simulation.service import ServiceLaw
 from testbed.simulation.system import System
 from testbed.simulation.tally import Served, Tally
-from testbed.simulation.users import Crowd
+from testbed.simulation.traffic import Traffic
 
 _FINEST_PERIOD = 64
 """A telemetry period of 0 is simulated as this part of the window."""
@@ -71,11 +65,9 @@ def simulate_network(
     spec = scenario.simulation or SimulationSpec()
     layout = lay_out(scenario, system, spec, seed)
     run = NetworkRun(random_layout=layout.random)
-    rate = scenario.demand.intensity * layout.area
-    stream = trace_of(scenario, rate, tally.requests, seed)
-    costs, phases = _phases(scenario, system, law, layout, rate, stream, tally, warm_up, seed)
+    traffic = Traffic.of(scenario, system, law, layout, tally.requests, warm_up, seed)
     rules = network_rules(scenario, system, spec, law, advertised=wait is None)
-    tables = network_tables(scenario, system, spec, layout, costs, wait)
+    tables = network_tables(scenario, system, spec, layout, traffic.costs, wait)
     net = idle_network(rules, layout, len(system.profiles))
     radio = tabulate(radio_model(scenario.radio), layout.longest)
     rng = generator(seed, "failures")
@@ -84,114 +76,22 @@ def simulate_network(
     near = np.full((profiles, per_profile), -1, dtype=np.int64)
     far = np.full((profiles, per_profile), np.inf)
     kernel.start(rules, net, rng)
-    sent_until = 0.0
-    first_measured = None
-    chunk = _empty(profiles, layout.palm)
-    for chunk in phases:
+    for chunk in traffic.chunks():
         net, _ = _drive(
             rules, tables, net, layout, radio, chunk, False, rng, near, far, tally, progress
         )
-        sent_until = float(chunk.time[-1])
-        if first_measured is None and chunk.place[-1] >= 0:
-            first_measured = float(chunk.time[np.searchsorted(chunk.place, 0)])
-    kernel.stop_counting(net, sent_until)
-    nothing = _empty(profiles, layout.palm)
+    kernel.stop_counting(net, traffic.last)
+    nothing = no_requests(profiles)
     net, _ = _drive(
         rules, tables, net, layout, radio, nothing, True, rng, near, far, tally, progress
     )
     if net.counters.real[state.BACK_IN_TIME]:
         raise RuntimeError("the event list ran back in time")
     tally.expose(net.nodes.seconds[:profiles])
-    _describe(run, scenario, system, spec, layout, rules, net, stream)
-    seconds = sent_until - (first_measured or 0.0)
-    run.facts["virtual_seconds"] = seconds
-    _spread(run, net, system, layout, seconds)
+    describe(run, scenario, system, spec, layout, rules, traffic)
+    _count(run, system, spec, net)
+    spread(run, net.nodes.real[:, state.WORK_DONE], system, layout, traffic.seconds)
     return run
-
-
-def _phases(
-    scenario: Scenario,
-    system: System,
-    law: ServiceLaw,
-    layout: Layout,
-    rate: float,
-    stream: Any,
-    tally: Tally,
-    warm_up: int,
-    seed: int,
-) -> tuple[Costs, Iterator[Chunk]]:
-    """Costs of all requests, and warm-up and measured requests as the kernel takes them."""
-    if stream is None:
-        costs = Costs.of_types(system)
-
-        def arrivals(warm: bool, start: float) -> Iterator[Arrivals]:
-            names = (WARM_UP,) if warm else ()
-            count = warm_up if warm else tally.requests
-            return typed_arrivals(system, law, rate, count, seed, *names, start=start)
-    else:
-        # A warm-up replays the trace under another seed, so that it shares no suffix with the run.
-        other = int(generator(seed, WARM_UP).integers(2**62))
-        before = trace_of(scenario, rate, warm_up, other) if warm_up else None
-        parts = [Costs.of_stream(scenario, s) for s in (before, stream) if s is not None]
-        costs = Costs(
-            *(
-                np.concatenate([getattr(p, name) for p in parts])
-                for name in ("prefill", "reuse", "full", "decode")
-            )
-        )
-
-        def arrivals(warm: bool, start: float) -> Iterator[Arrivals]:
-            if not warm:
-                return stream_arrivals(stream, law, seed, offset=warm_up, start=start)
-            if before is None:
-                return iter(())
-            return stream_arrivals(before, law, other, offset=0, start=start)
-
-    def chunks() -> Iterator[Chunk]:
-        start = 0.0
-        for warm in (True, False):
-            names = (WARM_UP,) if warm else ()
-            place = _places(scenario, system, layout, seed, names)
-            chance = generator(seed, *names, "radio")
-            index = -warm_up if warm else 0
-            for part in arrivals(warm, start):
-                n = len(part.time)
-                start = float(part.time[-1])
-                yield Chunk(
-                    part.time,
-                    np.arange(index, index + n),
-                    part.kind.astype(np.int64),
-                    part.row.astype(np.int64),
-                    part.work,
-                    chance.random(n),
-                    *place(part.time),
-                )
-                index += n
-
-    return costs, chunks()
-
-
-def _places(
-    scenario: Scenario, system: System, layout: Layout, seed: int, names: tuple[str, ...]
-) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Where requests are: (position, radius, turn) for their times, one of the spaces' filled."""
-    profiles = len(system.profiles)
-    if layout.palm:
-        distances = generator(seed, *names, "distances")
-        turns = generator(seed, *names, "replicas")
-
-        def palm(time: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            n = len(time)
-            exponential = distances.standard_exponential((n, profiles))
-            with np.errstate(divide="ignore"):
-                radius = np.sqrt(exponential / (np.pi * system.density))
-            return np.empty((0, 2)), radius, turns.random((n, profiles))
-
-        return palm
-    spec = scenario.simulation or SimulationSpec()
-    crowd = Crowd(spec.users, layout.plane.size, seed, *names)
-    none = np.empty((0, profiles))
-    return lambda time: (crowd.positions(time), none, none)
 
 
 def network_rules(
@@ -260,12 +160,6 @@ def idle_network(rules: Rules, layout: Layout, profiles: int) -> Network:
     )
 
 
-def _empty(profiles: int, palm: bool) -> Chunk:
-    none, whole = np.empty(0), np.empty(0, dtype=np.int64)
-    place, wide = np.empty((0, 2)), np.empty((0, profiles))
-    return Chunk(none, whole, whole, whole, none, none, place, wide, wide)
-
-
 def _drive(
     rules: Rules,
     tables: Tables,
@@ -324,15 +218,14 @@ def _flush(net: Network, tally: Tally, progress: Callable[[int], None] | None) -
         progress(count)
 
 
-def _describe(
+def describe(
     run: NetworkRun,
     scenario: Scenario,
     system: System,
     spec: SimulationSpec,
     layout: Layout,
     rules: Rules,
-    net: Network,
-    stream: Any,
+    traffic: Traffic,
 ) -> None:
     """State the choices of a run beside its figures."""
     policy, routing, facts = get_policy(scenario.policy), scenario.routing, run.facts
@@ -355,29 +248,39 @@ def _describe(
             if users.count is None
             else f", {users.count} that stay, mobility {users.mobility}"
         )
+    if traffic.stream is not None:
+        facts["workload"] = traffic.stream.facts
+    facts["virtual_seconds"] = traffic.seconds
+
+
+def _count(run: NetworkRun, system: System, spec: SimulationSpec, net: Network) -> None:
+    """What happened to the nodes."""
+    facts, number, real = run.facts, net.counters.number, net.counters.real
     if spec.failures is not None:
-        facts["failures"] = int(net.counters.number[state.FAILURES])
+        facts["failures"] = int(number[state.FAILURES])
     if spec.migration is not None:
         facts["migration"] = {
-            "moves": int(net.counters.number[state.MOVES]),
-            "bytes": float(net.counters.real[state.BYTES_MOVED]),
+            "moves": int(number[state.MOVES]),
+            "bytes": float(real[state.BYTES_MOVED]),
             "nodes": {
                 s: int((net.nodes.number[:, state.ASSIGNED] == i).sum())
                 for i, s in enumerate(system.profiles)
             },
         }
-    if stream is not None:
-        facts["workload"] = stream.facts
-    facts["events"] = int(net.counters.number[state.EVENTS])
+    facts["events"] = int(number[state.EVENTS])
     facts["room_for_live_requests"] = len(net.slots.number)
 
 
-def _spread(run: NetworkRun, net: Network, system: System, layout: Layout, seconds: float) -> None:
-    """How unequally nodes are loaded: what a model of mean loads does not see (Theory H8)."""
+def spread(
+    run: NetworkRun, work: np.ndarray, system: System, layout: Layout, seconds: float
+) -> None:
+    """How unequally nodes are loaded: what a model of mean loads does not see (Theory H8).
+
+    ``work`` (N,) is the occupancy that each node served, seconds.
+    """
     if seconds <= 0:
         return
-    servers = system.concurrency[layout.assigned]
-    rho = net.nodes.real[:, state.WORK_DONE] / (seconds * servers)
+    rho = work / (seconds * system.concurrency[layout.assigned])
     levels = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
     run.facts["node_utilisation"] = {
         s: {f"{z:g}": float(np.quantile(rho[layout.assigned == i], z)) for z in levels}

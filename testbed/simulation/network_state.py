@@ -152,10 +152,18 @@ class Chunk(NamedTuple):
     kind: np.ndarray
     row: np.ndarray
     work: np.ndarray
+    output_tokens: np.ndarray
     chance: np.ndarray
     position: np.ndarray  # (n, 2) km, torus
     radius: np.ndarray  # (n, S) km, palm
     turn: np.ndarray  # (n, S), palm
+
+
+def no_requests(profiles: int) -> Chunk:
+    """A chunk of nothing, for running on after the last request was sent."""
+    none, whole = np.empty(0), np.empty(0, dtype=np.int64)
+    wide = np.empty((0, profiles))
+    return Chunk(none, whole, whole, whole, none, whole, none, np.empty((0, 2)), wide, wide)
 
 
 class Network(NamedTuple):

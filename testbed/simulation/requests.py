@@ -26,12 +26,14 @@ class Costs:
     reuse: np.ndarray
     full: np.ndarray
     decode: np.ndarray
+    tokens: np.ndarray
 
     @classmethod
-    def of_types(cls, system: System) -> Costs:
+    def of_types(cls, scenario: Scenario, system: System) -> Costs:
         """One row per request type."""
         decode = (system.occupancy - system.prefill)[:, 0]
-        return cls(system.prefill, system.reusable, system.full_prefill, decode)
+        tokens = np.array([q.tokens for q in scenario.requests])
+        return cls(system.prefill, system.reusable, system.full_prefill, decode, tokens)
 
     @classmethod
     def of_stream(cls, scenario: Scenario, stream: RequestStream) -> Costs:
@@ -47,6 +49,13 @@ class Costs:
             reuse=reuse,
             full=prefill_time(scenario.prefill, tokens, np.zeros_like(tokens)),
             decode=decode[kind] * stream.output_tokens / outputs[kind],
+            tokens=tokens,
+        )
+
+    def joined(self, after: Costs) -> Costs:
+        """These rows and then those."""
+        return Costs(
+            *(np.concatenate([getattr(self, f), getattr(after, f)]) for f in Costs.__annotations__)
         )
 
 
@@ -58,13 +67,28 @@ class Arrivals:
     kind: np.ndarray
     row: np.ndarray
     work: np.ndarray
+    output_tokens: np.ndarray
 
 
 def typed_arrivals(
-    system: System, law: ServiceLaw, rate: float, count: int, seed: int, *names: str, start: float
+    scenario: Scenario,
+    system: System,
+    law: ServiceLaw,
+    rate: float,
+    count: int,
+    seed: int,
+    *names: str,
+    start: float,
 ) -> Iterator[Arrivals]:
-    """``count`` requests as a Poisson stream of ``rate``/s marked by p_q, chunk by chunk."""
-    times, kinds, works = (generator(seed, *names, n) for n in ("arrivals", "types", "service"))
+    """``count`` requests as a Poisson stream of ``rate``/s marked by p_q, chunk by chunk.
+
+    Output lengths are geometric with the type's mean, as in
+    :func:`testbed.workload.stream.typed_stream`.
+    """
+    times, kinds, works, outputs = (
+        generator(seed, *names, n) for n in ("arrivals", "types", "service", "outputs")
+    )
+    stop = 1 / np.array([max(1.0, q.output_tokens) for q in scenario.requests])
     cumulative = np.cumsum(system.probability)
     for first in range(0, count, CHUNK):
         n = min(CHUNK, count - first)
@@ -72,7 +96,7 @@ def typed_arrivals(
         start = float(time[-1])
         kind = np.searchsorted(cumulative, kinds.random(n) * cumulative[-1], side="right")
         kind = np.minimum(kind, len(cumulative) - 1)
-        yield Arrivals(time, kind, kind, law.work(works, n))
+        yield Arrivals(time, kind, kind, law.work(works, n), outputs.geometric(stop[kind]))
 
 
 def stream_arrivals(
@@ -88,6 +112,7 @@ def stream_arrivals(
             stream.type_index[part],
             offset + np.arange(part.start, part.stop),
             law.work(works, n),
+            stream.output_tokens[part],
         )
 
 
