@@ -9,7 +9,7 @@ import numpy as np
 from testbed.outcome import Curve, Outcome, Tier, Ttft
 from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario
-from testbed.step_time import StepTime
+from testbed.step_time import AnyStepTime
 from testbed.theory.delay.base import ExcessDelay, get_delay_model
 from testbed.theory.latency import Latency
 from testbed.theory.operating_point import OperatingPoint, solve
@@ -23,7 +23,7 @@ def predict(
     scenario: Scenario,
     *,
     delay_model: str | None = None,
-    step_time: StepTime | None = None,
+    step_time: AnyStepTime | None = None,
 ) -> Outcome:
     """The scenario's outcome by the analytical model (Theory A-E).
 
@@ -52,7 +52,7 @@ def locate(
     scenario: Scenario,
     *,
     delay_model: str | None = None,
-    step_time: StepTime | None = None,
+    step_time: AnyStepTime | None = None,
     start: OperatingPoint | None = None,
 ) -> Latency:
     """The scenario's operating point and the law of the TTFT there.

@@ -9,7 +9,7 @@ import numpy as np
 
 from testbed.radio import RadioModel, radio_model
 from testbed.scenario import Scenario
-from testbed.step_time import StepTime
+from testbed.step_time import AnyStepTime
 from testbed.theory.delay.base import TierLoad
 from testbed.theory.prefill import prefill_saving, residual_prefill
 
@@ -51,11 +51,11 @@ class System:
     node_density: float
     intensity: float
     radio: RadioModel
-    step_time: StepTime | None = None
+    step_time: AnyStepTime | None = None
     token_budget: int | None = None
 
     @classmethod
-    def from_scenario(cls, scenario: Scenario, step_time: StepTime | None = None) -> System:
+    def from_scenario(cls, scenario: Scenario, step_time: AnyStepTime | None = None) -> System:
         """Assemble the arrays; decimal rounding in probabilities and fractions is removed."""
         types, profiles = scenario.requests, scenario.profiles
         probability = np.array([q.probability for q in types])

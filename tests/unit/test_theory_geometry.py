@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -132,6 +133,19 @@ def test_two_tiers_at_alpha_2_have_a_closed_form(gap: float) -> None:
     assert association[1] == pytest.approx(expected, abs=1e-13)
 
 
+def mass_within(where: System, costs: np.ndarray, s: int, reach: float) -> float:
+    """∫₀^reach of Theory C3's integrand by adaptive quadrature, split at its kinks."""
+    kinks = equal_cost_radius(where.radio, 0.0, costs[0], costs[0, s])
+    ends = np.unique(np.clip(np.concatenate([[0.0], kinks, [reach]]), 0.0, reach))
+
+    def density(r: float) -> float:
+        return float(joint_density(where, costs, 0, s, r))
+
+    return sum(
+        quad(density, a, b, epsabs=1e-13, epsrel=1e-12, limit=400)[0] for a, b in pairwise(ends)
+    )
+
+
 @pytest.mark.parametrize("alpha", [1.02, 1.5, 2.0, 2.7, 3.5, 4.0, 5.0])
 def test_each_entry_agrees_with_adaptive_quadrature_in_the_radius(alpha: float) -> None:
     rng = np.random.default_rng(int(alpha * 100))
@@ -140,19 +154,7 @@ def test_each_entry_agrees_with_adaptive_quadrature_in_the_radius(alpha: float) 
         costs = rng.uniform(0.0, 1.0, (1, 4))
         association = associate(where, costs)
         for s in range(4):
-            kinks = equal_cost_radius(where.radio, 0.0, costs[0], costs[0, s])
-            ends = np.unique(np.concatenate([[0.0], kinks, [6.0 / np.sqrt(where.density[s])]]))
-            total = sum(
-                quad(
-                    lambda r, s=s: float(joint_density(where, costs, 0, s, r)),
-                    a,
-                    b,
-                    epsabs=1e-13,
-                    epsrel=1e-12,
-                    limit=400,
-                )[0]
-                for a, b in zip(ends[:-1], ends[1:], strict=True)
-            )
+            total = mass_within(where, costs, s, 6.0 / np.sqrt(where.density[s]))
             assert association[0, s] == pytest.approx(total, abs=1e-9)
 
 
@@ -211,17 +213,9 @@ def test_the_conditional_distance_law_is_the_integral_of_the_joint_density() -> 
     costs = np.array([[0.5, 0.45, 0.1]])
     association = associate(where, costs)[0]
     for s in range(3):
-        kinks = equal_cost_radius(where.radio, 0.0, costs[0], costs[0, s])
         for r in (0.3, 0.8, 1.6):
-            ends = np.unique(np.clip(np.concatenate([[0.0], kinks, [r]]), 0.0, r))
-            total = sum(
-                quad(
-                    lambda x, s=s: float(joint_density(where, costs, 0, s, x)), a, b, epsabs=1e-12
-                )[0]
-                for a, b in zip(ends[:-1], ends[1:], strict=True)
-            )
             cdf = float(distance_cdf(where, costs, 0, s, r))
-            assert cdf * association[s] == pytest.approx(total, abs=1e-9)
+            assert cdf * association[s] == pytest.approx(mass_within(where, costs, s, r), abs=1e-9)
     nobody = system([1.0, 0.0])
     assert distance_cdf(nobody, np.zeros((1, 2)), 0, 1, np.array([1.0]))[0] == 0.0
 

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from testbed.errors import ScenarioError
-from testbed.step_time import StepTime
+from testbed.step_time import AnyStepTime
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TierLoad:
     concurrency: int
     profile: str = ""
     types: tuple[str, ...] = ()
-    step_time: StepTime | None = None
+    step_time: AnyStepTime | None = None
     token_budget: int | None = None
 
     @cached_property
