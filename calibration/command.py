@@ -152,7 +152,7 @@ def _check(file: Path, changes: dict[str, Any], core: int | None, seed: int, as_
     from calibration.record import Calibration
 
     record = Calibration.load(file)
-    spec = spec_of(record).model_copy(update=changes)
+    spec = spec_of(record, file.absolute()).model_copy(update=changes)
     answers = _run(Job(spec=spec, seed=seed, record=record), None, core)
     if as_json:
         found = list(answers.values())

@@ -65,7 +65,8 @@ def device_facts(facts: EngineFacts) -> DeviceFacts:
     The emulated engine has no device of its own: its kind is ``other``.
     """
     if facts.clock == "emulated":
-        return DeviceFacts(kind="other", name=f"emulated ({facts.device})", details=cpu_details())
+        details = {"step_time": facts.device, "host": cpu_details()}
+        return DeviceFacts(kind="other", name="emulated", details=details)
     if facts.device == "cpu":
         details = cpu_details()
         return DeviceFacts(

@@ -55,8 +55,11 @@ class Job:
         }
 
 
-def spec_of(record: Calibration) -> EngineSpec:
-    """The engine that a record was measured on, as far as the record says."""
+def spec_of(record: Calibration, file: Path) -> EngineSpec:
+    """The engine that a record was measured on, as far as the record says.
+
+    An emulated one is paced by the record in ``file`` itself.
+    """
     engine = record.engine
     stated = {
         "num_blocks": engine.num_blocks,
@@ -65,6 +68,7 @@ def spec_of(record: Calibration) -> EngineSpec:
         "max_sequences": engine.max_sequences,
         "max_model_len": engine.max_model_len,
         "dtype": engine.dtype,
+        "calibration": str(file) if engine.name == "emulated" else None,
     }
     known = {k: v for k, v in stated.items() if v is not None}
     return EngineSpec(name=engine.name, model=record.model.name, **known)  # type: ignore[arg-type]

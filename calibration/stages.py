@@ -116,7 +116,7 @@ class Stages:
         """Run the engine's lazy initialisation off the record."""
         self.progress("warm-up", 0, 1)
         for n in (64, 64, min(512, self.longest), 64):
-            await self._generate(self._prompts.cold(n), 4)
+            await self._generate(self._prompts.cold(n), min(4, self.facts.max_model_len - n))
         self.progress("warm-up", 1, 1)
 
     async def pin_chain(self) -> None:
@@ -251,7 +251,7 @@ class Stages:
             return
         design, facts = self.design, self.facts
         draw = generator(self.seed, "calibration", "mix")
-        longest = min(2048, self.longest - 24)
+        longest = min(2048, self.longest)
         deadline = time.perf_counter() + design.mix_budget
         served = 0
 
@@ -259,12 +259,10 @@ class Stages:
             nonlocal served
             while served < design.mix_least or time.perf_counter() < deadline:
                 new = round(SHORT * (longest / SHORT) ** draw.random())
-                deep = int(min(len(self.chain), longest - new) * draw.random())
+                deep = max(0, int(min(len(self.chain), longest - new) * draw.random()))
                 cached = deep // facts.block_size * facts.block_size if draw.random() < 0.5 else 0
-                output = int(draw.geometric(1 / 16))
-                await self._generate(
-                    self._prompts.after(self.chain, max(cached, 0), new), min(output, 64)
-                )
+                output = min(int(draw.geometric(1 / 16)), 64, facts.max_model_len - new - cached)
+                await self._generate(self._prompts.after(self.chain, cached, new), output)
                 # Clients at rest let the number present vary.
                 await asyncio.sleep(float(draw.exponential(0.02)))
                 served += 1

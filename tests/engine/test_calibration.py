@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,6 +188,101 @@ def test_a_killed_calibration_goes_on(known, tmp_path, monkeypatch):
     after = (tmp_path / "points.jsonl").read_bytes().count(b'"stage":"prefill"')
     assert before == after > 0
     assert record.extra["resumed_samples"] > 0 and record.decode
+
+
+# --- as a Ray job --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """A local cluster that asks for a token, as one started by hand does; yields the environment.
+
+    It runs in the foreground as a child of this process and is ended by its process id alone:
+    ``ray stop`` would end every cluster of the machine.
+    """
+    ray = Path(sys.executable).with_name("ray")
+    if not ray.exists():
+        pytest.skip("Ray is not installed here")
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # Ray's sockets need a short path
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    gcs, dashboard = (str(p) for p in free_ports(2))
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    environment.pop("RAY_ADDRESS", None)
+    command = [ray, "start", "--head", "--block", f"--port={gcs}", "--num-cpus=1"]
+    command += ["--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
+    command += ["--object-store-memory=100000000", f"--temp-dir={folder}"]
+    head = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+    )
+    address = f"http://127.0.0.1:{dashboard}"
+    deadline = time.monotonic() + 120
+    while status_without_token(address) is None:
+        assert head.poll() is None and time.monotonic() < deadline, "the cluster did not start"
+        time.sleep(0.5)
+    yield {**environment, "RAY_API_SERVER_ADDRESS": address, "RAY_FOLDER": str(folder)}
+    head.terminate()
+    head.wait(60)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+def status_without_token(address: str) -> int | None:
+    try:
+        return urllib.request.urlopen(f"{address}/api/jobs/", timeout=5).status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
+
+
+def sources(folder: Path) -> list[Path]:
+    """Files of an unpacked upload, without what Python compiled there since."""
+    return [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+
+
+def test_calibration_runs_as_a_submitted_job(ray_cluster, tmp_path):
+    assert status_without_token(ray_cluster["RAY_API_SERVER_ADDRESS"]) == 401
+    out = tmp_path / "record.json"
+    command = [Path(sys.executable).with_name("ray"), "job", "submit", "--working-dir", ".", "--"]
+    command += ["python", "-m", "calibration", "--engine", "emulated", "--out", str(out)]
+    command += ["--num-blocks", "101", "--max-model-len", "512", "--max-sequences", "2"]
+    job = subprocess.run(
+        command,
+        cwd=Path(__file__).resolve().parents[2],
+        env=ray_cluster,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert job.returncode == 0, job.stdout[-2000:] + job.stderr[-2000:]
+    record = Calibration.load(out)
+    assert record.engine.name == "emulated" and record.prefill is not None
+    assert out.with_suffix(".html").stat().st_size > 10_000
+    assert not (tmp_path / "record.partial").exists()
+    uploads = Path(ray_cluster["RAY_FOLDER"]).glob(
+        "session_*/runtime_resources/working_dir_files/_ray_pkg_*/"
+    )
+    uploads = [u for u in uploads if u.is_dir()]
+    assert uploads
+    for upload in uploads:
+        names = {p.name for p in upload.iterdir()}
+        assert names >= {"calibration", "cluster", "testbed"}
+        assert not names & {".git", ".venv", "results"}
+        assert sum(p.stat().st_size for p in sources(upload)) < 5e6
 
 
 # --- vLLM --------------------------------------------------------------------------------------
