@@ -336,7 +336,7 @@ class SimulationSpec(Part):
     waits: Literal["theory", "node"] | None = Field(
         default=None,
         description="what the policy sees: the tier means that predict finds, or each node's own "
-        "windowed mean; absent: theory in palm, node in torus",
+        "mean; absent: theory for queues in palm, node otherwise",
     )
     warm_up: int | None = Field(
         default=None, ge=0, description="requests before the measured ones; absent: a fifth"
@@ -355,8 +355,6 @@ class SimulationSpec(Part):
             raise ValueError("node_model: measured needs a service_file")
         if self.migration is not None and self.catalogue_period is None:
             raise ValueError("migration: needs a catalogue_period, its epoch")
-        if self.waits == "theory" and self.node_model == "engine":
-            raise ValueError("waits: theory knows no engine steps; use node")
         return self
 
 

@@ -297,11 +297,11 @@ def advance(
         real[NOW] = now
         if route:
             if rules.palm:
-                _draw_of_each(members, present, tried, radius, turn, i, near, far)
+                draw_of_each(members, present, tried, radius, turn, i, near, far)
             else:
                 x, y = slot_real[i, X], slot_real[i, Y]
                 nearest_of_each(plane, x, y, mark, present, tried[i], near, far)
-            best, distance = _cheapest(
+            best, distance = cheapest(
                 rules,
                 radio,
                 prefill,
@@ -353,7 +353,7 @@ def advance(
 
 
 @_woven
-def _cheapest(
+def cheapest(
     rules: Rules,
     radio: RadioTable,
     prefill: np.ndarray,
@@ -384,7 +384,7 @@ def _cheapest(
 
 
 @_woven
-def _draw_of_each(
+def draw_of_each(
     members: np.ndarray,
     present: np.ndarray,
     tried: np.ndarray,

@@ -18,12 +18,14 @@ from testbed.outcome import Outcome
 from testbed.radio import radio_model
 from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario, SimulationSpec
+from testbed.simulation.engine_network import read_step_time, simulate_engines
 from testbed.simulation.network import simulate_network
 from testbed.simulation.service import service_law
 from testbed.simulation.spatial import simulate_tiers
 from testbed.simulation.summary import summarise
 from testbed.simulation.system import System
 from testbed.simulation.tally import Tally
+from testbed.step_time import OperatorStepTime, StepTime
 from testbed.theory import predict
 from testbed.theory.delay import get_delay_model
 from testbed.theory.operating_point import solve
@@ -43,6 +45,7 @@ def simulate(
     space: Space | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
+    step_time: StepTime | OperatorStepTime | None = None,
 ) -> Outcome:
     """Simulate ``requests`` measured requests of ``scenario``; the same seed, the same outcome.
 
@@ -54,6 +57,8 @@ def simulate(
     space : overrides ``simulation.space``
     executor : runs the replications; default: a process each when there are several
     progress : called with counts of completed requests (of finished replications when several)
+    step_time : of the nodes' engine, for ``simulation.node_model: engine``; default: the one of
+        ``engine.calibration``
 
     Raises
     ------
@@ -73,12 +78,12 @@ def simulate(
     system = System.of(scenario)
     started = time.perf_counter()
     if replications == 1:
-        parts = [replicate(scenario, requests, seed, 0, progress)]
+        parts = [replicate(scenario, requests, seed, 0, progress, step_time)]
     elif executor is not None:
-        parts = _gather(executor, scenario, requests, seed, replications, progress)
+        parts = _gather(executor, scenario, requests, seed, replications, progress, step_time)
     else:
         with ProcessPoolExecutor(replications, mp_context=get_context("spawn")) as pool:
-            parts = _gather(pool, scenario, requests, seed, replications, progress)
+            parts = _gather(pool, scenario, requests, seed, replications, progress, step_time)
     seconds = time.perf_counter() - started
     tally, random_layout = parts[0].tally, parts[0].random_layout
     if len(parts) > 1:
@@ -132,7 +137,12 @@ class Replication:
 
 
 def replicate(
-    scenario: Scenario, requests: int, seed: int, number: int, progress: Progress | None = None
+    scenario: Scenario,
+    requests: int,
+    seed: int,
+    number: int,
+    progress: Progress | None = None,
+    step_time: StepTime | OperatorStepTime | None = None,
 ) -> Replication:
     """Replication ``number`` of a scenario, in this process."""
     spec = scenario.simulation or SimulationSpec()
@@ -150,8 +160,24 @@ def replicate(
             np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1, np.uint64)[0]
         )
     policy = get_policy(scenario.policy)
-    law = service_law(spec)
     wait = _advertised(scenario, spec)
+    if spec.node_model == "engine":
+        engines = simulate_engines(
+            scenario,
+            system,
+            tally,
+            step_time=step_time or _calibrated(scenario),
+            wait=wait,
+            warm_up=warm_up,
+            seed=seed,
+            progress=progress,
+        )
+        run.facts, run.warnings = engines.facts, engines.warnings
+        run.random_layout = engines.random_layout
+        run.facts["node_model"] = "engine"
+        run.dropped, run.stationary = tally.trim()
+        return run
+    law = service_law(spec)
     if _independent_tiers(scenario, spec, wait):
         assert wait is not None
         simulate_tiers(
@@ -220,7 +246,8 @@ def _advertised(scenario: Scenario, spec: SimulationSpec) -> np.ndarray | None:
     """The waits that the policy is told, (Q, S) seconds, or None where nodes tell their own."""
     if not get_policy(scenario.policy).load_aware:
         return np.zeros((len(scenario.requests), len(scenario.profiles)))
-    waits = spec.waits or ("theory" if spec.space == "palm" else "node")
+    queues_in_palm = spec.space == "palm" and spec.node_model != "engine"
+    waits = spec.waits or ("theory" if queues_in_palm else "node")
     return theory_waits(scenario) if waits == "theory" else None
 
 
@@ -234,6 +261,14 @@ def _independent_tiers(scenario: Scenario, spec: SimulationSpec, wait: np.ndarra
         and spec.catalogue_period is None
         and scenario.routing.admission_high is None
     )
+
+
+def _calibrated(scenario: Scenario) -> StepTime | OperatorStepTime:
+    if scenario.engine is None or scenario.engine.calibration is None:
+        raise ScenarioError(
+            "engine.calibration: simulation.node_model engine needs a calibrated step time"
+        )
+    return read_step_time(scenario.engine.calibration)
 
 
 def theory_waits(scenario: Scenario) -> np.ndarray:
@@ -268,8 +303,12 @@ def _gather(
     seed: int,
     replications: int,
     progress: Progress | None,
+    step_time: StepTime | OperatorStepTime | None,
 ) -> list[Replication]:
-    futures = [executor.submit(replicate, scenario, requests, seed, k) for k in range(replications)]
+    futures = [
+        executor.submit(replicate, scenario, requests, seed, k, None, step_time)
+        for k in range(replications)
+    ]
     parts = []
     for future in futures:
         parts.append(future.result())
