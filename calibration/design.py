@@ -32,6 +32,7 @@ class Design:
     decode_contexts: tuple[int, ...]
     mix_budget: float
     mix_least: int
+    interference_repeats: int = 0
     loads: tuple[float, ...] = ()
     load_seconds: float = 0.0
     capacity_seconds: float = 0.0
@@ -84,6 +85,7 @@ DESIGNS: dict[Effort, Design] = {
         decode_contexts=(64, 512, 1024, 2048),
         mix_budget=60.0,
         mix_least=200,
+        interference_repeats=5,
         loads=(0.2, 0.4, 0.6, 0.8, 0.9, 0.95),
         load_seconds=75.0,
         capacity_seconds=25.0,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from calibration import facts as known
+from calibration.crosscheck import by_kind, decode_from_steps, interference, prefill_from_steps
 from calibration.derive import (
     concurrency_records,
     decode_models,
@@ -113,6 +114,7 @@ async def calibrate(
             await stages.pin_chain()
             await stages.prefill()
             await stages.decode()
+            await stages.interference()
             await stages.mix()
         finally:
             await stages.unpin_chain()
@@ -161,12 +163,21 @@ def _record(
             f"prefill: {len(points) - len(solid)} points with fewer than {least} samples are kept "
             "but not fitted"
         )
-    step_time, fits = None, []
+    step_time, fits, kinds = None, [], None
+    submits = [s["submit"] for s in journal.samples("prefill")]
+    deliveries = [d for s in journal.samples("prefill") if (d := s["delivery"]) is not None]
+    delivery = float(np.median(deliveries)) if deliveries else None
     windows = [(w["first"], w["last"]) for w in journal.samples("window")]
     if windows and engine.placement.step_log:
         rows = step_rows(read_steps(engine.placement.step_log), windows)
         step_time, report = fit_steps(rows, seed=seed)
         fits.append(report)
+        idle = report.coefficients["idle_start"]
+        kinds = by_kind(rows, step_time)
+        measured = [points[i] for i in solid]
+        fits.append(prefill_from_steps(measured, step_time, facts, idle + (delivery or 0.0)))
+        if decoded := decode_from_steps(journal.samples("decode"), step_time):
+            fits.append(decoded)
     else:
         notes.append("this engine writes no step log: there is no step time in this record")
     inside = [
@@ -181,8 +192,6 @@ def _record(
         fits.append(chosen.model_copy(update={"name": ENGINE_PREFILL}))
     block_bytes = facts.block_size * facts.bytes_per_token
     pool_bytes = usable_blocks(facts) * block_bytes
-    submits = [s["submit"] for s in journal.samples("prefill")]
-    deliveries = [d for s in journal.samples("prefill") if (d := s["delivery"]) is not None]
     return Calibration(
         source=Source(
             kind="emulated" if facts.clock == "emulated" else "measured",
@@ -222,7 +231,9 @@ def _record(
             "resumed_samples": journal.resumed,
             "reference": {"new": reference[0], "output": reference[1]},
             "submit_overhead": float(np.median(submits)) if submits else None,
-            "delivery_overhead": float(np.median(deliveries)) if deliveries else None,
+            "delivery_overhead": delivery,
+            "step_kinds": kinds,
+            "interference": interference(journal.samples("interference"), step_time),
             "drift": drift(points, rounds),
         },
     )

@@ -234,6 +234,10 @@ class LoadRecord(_Data):
     load: Positive = Field(description="arrival rate over measured capacity")
     arrival_rate: Positive = Field(description="requests/s")
     capacity: Positive = Field(description="requests/s of a saturated closed loop")
+    capacity_error: NonNegative | None = Field(default=None, description="its standard error")
+    capacity_from_steps: Positive | None = Field(
+        default=None, description="the same by the engine model and the step time alone"
+    )
     requests: int = Field(ge=1, description="after the warm-up cut")
     warm_up: int = Field(ge=0, description="requests cut")
     stationary: bool = Field(description="whether the warm-up test found the rest stationary")

@@ -245,6 +245,74 @@ class Stages:
             self.progress("decode", at + 1, len(cases))
         self.journal.done("decode")
 
+    async def interference(self) -> None:
+        """Prefills that arrive together while others decode: what each does to the other."""
+        if self.journal.is_done("interference"):
+            return
+        design, facts = self.design, self.facts
+        seats = facts.max_sequences
+        room = (usable_blocks(facts) - await self._used_blocks()) * facts.block_size
+        cases = [
+            (m, k, n, repeat)
+            for repeat in range(design.interference_repeats)
+            for m in sorted({0, seats // 4, seats // 2})
+            for k in (1, 2, 4)
+            for n in (64, 256, 512)
+            if m + k <= seats
+            and k * n + m <= facts.token_budget
+            and n < self.longest
+            and m * (64 + LONG_OUTPUT) + k * (n + facts.block_size) <= room
+            and facts.max_model_len >= 64 + LONG_OUTPUT
+        ]
+        have = {
+            (s["decodes"], s["prefills"], s["new"], s["repeat"])
+            for s in self.journal.samples("interference")
+        }
+        order = generator(self.seed, "calibration", "interference").permutation(len(cases))
+        for at, i in enumerate(order):
+            if cases[i] not in have:
+                async with self._window("interference"):
+                    await self._interfere(*cases[i])
+            self.progress("interference", at + 1, len(cases))
+        self.journal.done("interference")
+
+    async def _interfere(self, m: int, k: int, n: int, repeat: int) -> None:
+        await asyncio.sleep(self.design.spacing)
+        decodes = [
+            asyncio.create_task(self._generate(self._prompts.cold(64), LONG_OUTPUT))
+            for _ in range(m)
+        ]
+        # By now every decode has its first token: it takes a prefill step and this many decodes.
+        deadline = time.perf_counter() + 5.0
+        while m and (await self.engine.load()).running < m and time.perf_counter() < deadline:
+            await asyncio.sleep(POLL)
+        await asyncio.sleep(self.design.spacing)
+        sent = time.perf_counter()
+        prompts = [self._prompts.cold(n) for _ in range(k)]
+        prefilled = await asyncio.gather(*(self._generate(p, 1) for p in prompts))
+        end = max(g.first_token for g in prefilled)
+        running = await asyncio.gather(*decodes)
+        pauses, stalls = [], []
+        for g in running:
+            times = np.array(g.token_times)
+            gaps = np.diff(times)
+            meanwhile = (times[1:] > sent) & (times[:-1] < end)
+            pauses += gaps[~meanwhile].tolist()
+            stalls += gaps[meanwhile].tolist()
+        if m and not (stalls and pauses):
+            return  # the decodes had ended before the prefills came: nothing was seen
+        self.journal.add(
+            "interference",
+            decodes=m,
+            prefills=k,
+            new=n,
+            repeat=repeat,
+            ttft=[g.first_token - sent for g in prefilled],
+            stall=max(stalls, default=None),
+            pause=float(np.median(pauses)) if pauses else None,
+            context=64 + LONG_OUTPUT / 2,
+        )
+
     async def mix(self) -> None:
         """A closed loop of mixed requests: prefills beside decodes, as a busy engine has them."""
         if self.journal.is_done("mix"):
@@ -356,6 +424,8 @@ class Stages:
 
 
 SHORT = 32
+LONG_OUTPUT = 48
+"""Tokens of a decode that prefills shall meet under way."""
 SMALL_BURST = 4
 """Requests sent together to see what one of them holds."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from calibration.crosscheck import capacity_from_steps
 from calibration.journal import Journal
 from calibration.load import COLUMNS, Load, RequestClass, default_classes
 from calibration.record import Calibration, LoadRecord
@@ -17,6 +18,9 @@ from cluster.engines.base import EngineFacts
 from cluster.engines.step_log import read_steps
 from testbed.seeds import generator
 from testbed.theory.prefill import prefill_time
+
+SEED = 0
+"""Of the mix in the implied capacity: its size, not its order, decides."""
 
 
 async def measure_loads(
@@ -113,6 +117,11 @@ def load_records(
             facts=facts,
             pinned_blocks=round(capacity["pinned"]),
         )
+        implied = None
+        if calibration.step_time is not None:
+            implied = capacity_from_steps(
+                mix, calibration.step_time, facts, setting.pinned_blocks, SEED
+            )
         seen = -1
         for s in samples:
             if s["role"] == "alone":
@@ -131,6 +140,8 @@ def load_records(
                     setting,
                     (speeds[seen], speeds[min(seen + 1, len(speeds) - 1)]),
                     step_reasons(window) if window else {},
+                ).model_copy(
+                    update={"capacity_error": capacity["error"], "capacity_from_steps": implied}
                 )
             )
     return tuple(sorted(records, key=lambda r: (r.profile, r.load)))
