@@ -232,7 +232,7 @@ class Deployment:
         import ray
 
         scenario = on_device(scenario)
-        if scenario.engine != self.scenario.engine:
+        if _served_by(scenario) != _served_by(self.scenario):
             raise ScenarioError("engine: not the engine of the running replicas")
         if replica_profiles(scenario, len(self.nodes)) != self._profiles:
             raise ScenarioError("profiles[*].fraction: other replica counts than those that run")
@@ -363,6 +363,12 @@ def deployed(
         yield deployment
     finally:
         deployment.stop()
+
+
+def _served_by(scenario: Scenario) -> EngineSpec | None:
+    """The engine as it was started; the calibration that names it may come later."""
+    spec = scenario.engine
+    return None if spec is None else spec.model_copy(update={"calibration": None})
 
 
 def engine_environment(spec: EngineSpec) -> dict[str, Any]:

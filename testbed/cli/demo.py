@@ -248,7 +248,9 @@ class Demo:
             profiles=2,
             types=4,
             name="demo",
-            engine=self._engine,
+            engine=self._engine.model_copy(
+                update={"calibration": str(self._folder / "calibration.json")}
+            ),
             workload=self._workload,
             decode_seconds=lambda n: calibration.occupancy(max(n, 1.0)),
             intensity=1.0,
@@ -290,20 +292,35 @@ class Demo:
                     continue
                 outcome = predict(question, delay_model=model, step_time=calibration.step_time)
                 self._keep(outcome, f"predicted-{model}", load)
+            self._simulate(question, load)
+
+    def _simulate(self, question: Scenario, load: float) -> None:
+        """The engine's step loop in virtual time, on the same arrivals that will be measured."""
+        from testbed.simulation import simulate
+
+        asked = question.replace(
+            simulation={"node_model": "engine", "nodes": self._engine.replicas, "waits": "node"}
+        )
+        outcome = simulate(asked, requests=self._requests(question), seed=self._seed)
+        self._keep(outcome, "simulated-steps", load)
+
+    def _requests(self, question: Scenario) -> int:
+        """Requests of one run: what arrives at all replicas in its seconds."""
+        rate = question.demand.intensity * self._engine.replicas / question.nodes.density
+        return max(20, round(rate * self._seconds))
 
     def _measure(self, nodes: Deployment, load: float, question: Scenario) -> None:
         from cluster.experiment import stream_of
         from cluster.progress import replay_progress
         from cluster.run import run
 
-        rate = question.demand.intensity * len(nodes.nodes) / question.nodes.density
         nodes.adopt(question)
         with replay_progress(self._console, f"load {load:g} {question.policy:12}") as bar:
             outcome = run(
                 question,
                 nodes,
                 stream_of,
-                requests=max(20, round(rate * self._seconds)),
+                requests=self._requests(question),
                 seed=self._seed,
                 records_path=self._folder / f"records-{load:g}-{question.policy}.jsonl",
                 progress=bar,

@@ -42,6 +42,41 @@ def validate(
     render_validation(page(), result)
 
 
+def figures(
+    out: Annotated[Path, typer.Option("--out", help="folder for figures, page and values")],
+    preset: Annotated[str, typer.Option("--preset", help="named scenario")] = "paper-baseline",
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 1,
+    as_json: Json = False,
+) -> None:
+    """The paper's figures 3 to 12, with the values it reports beside ours."""
+    from testbed.reporting.paper_figures import draw_figures
+
+    console = log()
+    with console.status("drawing"):
+        claims = draw_figures(out, preset, seed=seed)
+    console.print(f"page: {out / 'figures.html'}", style="dim")
+    if as_json:
+        emit(claims)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("figure", "statement", "reported", "ours", "distance"):
+        table.add_column(heading, overflow="fold")
+    for claim in claims:
+        table.add_row(*(_shown(claim[k]) for k in FIGURE_COLUMNS))
+    page().print(table)
+
+
+FIGURE_COLUMNS = ("figure", "statement", "reported", "ours", "distance")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def doctor(as_json: Json = False) -> None:
     """What is installed, which engines can run here, and what to do about the rest."""
     from cluster.engines.doctor import engine_status
@@ -76,5 +111,6 @@ def doctor(as_json: Json = False) -> None:
 COMMANDS: dict[str, Callable[..., None]] = {
     "calibrate": calibrate,
     "validate": validate,
+    "figures": figures,
     "doctor": doctor,
 }
