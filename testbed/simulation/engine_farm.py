@@ -53,7 +53,7 @@ MEMO = 5
 ) = range(10)
 COLLECTED = 10
 
-_NOISE = 1e-9
+NOISE = 1e-9
 """Seconds below which an excess delay is rounding, not waiting."""
 
 
@@ -231,7 +231,7 @@ def serve(
             tokens, cached = farm.facts[n, row, INPUT], farm.facts[n, row, CACHED_TOKENS]
             unloaded = _prefill(prefill, tokens - cached, cached)
             wait = first_token - farm.times[n, row, ARRIVAL] - unloaded
-            if abs(wait) < _NOISE:
+            if abs(wait) < NOISE:
                 wait = 0.0
             if farm.memo[n, row, M_TOLD] == 0:
                 farm.memo[n, row, M_TOLD] = 1
