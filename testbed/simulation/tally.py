@@ -185,8 +185,9 @@ class Tally:
     # -- figures --
 
     def mean(self, name: str) -> Interval:
-        """Mean over requests of ``ttft``, ``distance`` or ``reused``."""
-        return interval_ratio(self.sums[name], self.count)
+        """Mean over requests of ``ttft``, ``distance`` or ``reused``; none of them is negative."""
+        mean = interval_ratio(self.sums[name], self.count)
+        return mean._replace(low=max(mean.low, 0.0))
 
     def offloading(self) -> Interval:
         """η_off, saved over full prefill time (Theory E4)."""
