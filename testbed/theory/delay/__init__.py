@@ -1,6 +1,6 @@
 """Delay models: the law of a node's excess delay under its load (Theory B, H2, H3)."""
 
-from testbed.theory.delay import delay_map, erlang_c, mgc, phase_type
+from testbed.theory.delay import delay_map, erlang_c, mgc, phase_type, step_chain
 from testbed.theory.delay.base import (
     DELAY_MODELS,
     DelayModel,
@@ -21,4 +21,5 @@ __all__ = [
     "mgc",
     "phase_type",
     "register",
+    "step_chain",
 ]

@@ -2,11 +2,11 @@
 
 Waiting prompts are served first come, first served within the step's token budget; the last one
 is cut where the budget ends and goes on in the next step. Prompt lengths are those of the mixture,
-independent of each other. A prompt that was cut has left what renewal theory says of one that a
-window's end cuts: type q with a chance in proportion to its new tokens, at a uniform place.
+independent of each other. What is left of a cut prompt is known by class; within a class it has
+the law that full steps reproduce.
 
 All of it is tabulated over n, the sequences that decode beside it (each takes one token of the
-budget and its own time), and over whether the first prompt was cut before.
+budget and its own time), and over f, the class of a prompt cut before, 0 without one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from testbed.step_time import step_seconds
 
 CELLS = 512
 """Cells of the token budget on which sums of prompt lengths are counted."""
+
+CLASSES = 4
+"""Classes of what is left of a cut prompt, about equally likely."""
 
 _SUMS = 7
 """Tabulated with the number of tokens: probability, Σn², Σnh, work, work², work³, Σn."""
@@ -41,7 +44,7 @@ class PromptMix:
 
 @dataclass(frozen=True)
 class PrefillBatch:
-    """Tables over (n, f, j): n sequences decode, f the first prompt was cut before, j prompts.
+    """Tables over (n, f, j): n sequences decode, f the class of a cut prompt, j prompts.
 
     Attributes
     ----------
@@ -50,6 +53,7 @@ class PrefillBatch:
         ``share`` values that meet the law's mean, variance and skewness
     share : (c + 1, F, c + 1) probability of the first of the two
     cut : (c + 1, F, c + 1) seconds of a step of j prompts and a part of the next
+    left : (c + 1, F, c + 1, F) class of what is then left, sum 1; 0 in the first
     own_fits, own_whole : (Q, c + 1, F, c + 1), and with two values: the same when the last of the
         j is of type q
     """
@@ -58,6 +62,7 @@ class PrefillBatch:
     whole: np.ndarray
     share: np.ndarray
     cut: np.ndarray
+    left: np.ndarray
     own_fits: np.ndarray
     own_whole: np.ndarray
     own_share: np.ndarray
@@ -68,48 +73,100 @@ def prefill_batch(
 ) -> PrefillBatch:
     """``step_time`` packed; ``decode_context`` mean tokens that a decode attends to."""
     cell = budget / CELLS
-    fresh = _sums(mix, slots, cell, None)
-    binds = float(mix.new[mix.weights > 0].max()) * slots > budget - slots
-    tables = [fresh]
+    n = np.arange(slots + 1)
+    binds = bool(((slots - n) * mix.new[mix.weights > 0].max() > budget - n).any())
+    tables = [_sums(mix, slots, cell, None)]
+    bounds = np.zeros(0)
+    usual = np.ones(1)
     if binds:
-        tables.append(_sums(mix, slots, cell, _remainder(mix, cell)))
+        rest = _rest(mix, tables[0], slots, cell, budget - slots // 2)
+        bounds, usual, firsts = _classes(rest, cell)
+        tables += [_sums(mix, slots, cell, first) for first in firsts]
     cumulative = np.cumsum(np.array(tables), axis=2)
-    beyond = np.array([mix.weights @ (mix.new > (k * cell)[:, None]).T
-                       for k in [np.arange(CELLS + 1)]][0])  # fmt: skip
     context = float(mix.weights @ (mix.new * mix.cached)) / mix.mean_new
     return PrefillBatch(
         *_tabulate(
-            step_time, cumulative, beyond, context, mix.new, mix.cached, mix.work, slots,
-            float(budget), cell, decode_context,
+            step_time, cumulative, bounds, usual, context, mix.weights, mix.new, mix.cached,
+            mix.work, slots, float(budget), cell, decode_context,
         )
     )  # fmt: skip
 
 
-def _remainder(mix: PromptMix, cell: float) -> np.ndarray:
-    """(_SUMS, CELLS + 1) of what is left of a prompt that was cut, by tokens left."""
-    result = np.zeros((_SUMS, CELLS + 1))
-    share = mix.weights * mix.new / mix.mean_new
-    for p, new, cached, work in zip(share, mix.new, mix.cached, mix.work, strict=True):
-        if p <= 0:
+def _rest(mix: PromptMix, fresh: np.ndarray, slots: int, cell: float, window: float) -> np.ndarray:
+    """(_SUMS, CELLS + 1) of what is left of a cut prompt, by tokens; the last cell and beyond.
+
+    The law that reproduces itself from one full step to the next, found by iteration from a step
+    without a cut prompt before it.
+    """
+    law = np.zeros((_SUMS, CELLS + 1))
+    _leave(fresh, mix.weights, mix.new, mix.cached, mix.work, window, cell, law)
+    law /= law[0].sum()
+    for _ in range(8):
+        after = np.zeros_like(law)
+        table = _sums(mix, slots, cell, law)
+        _leave(table[1:], mix.weights, mix.new, mix.cached, mix.work, window, cell, after)
+        if after[0].sum() > 0:
+            law = 0.5 * (law + after / after[0].sum())
+    return law
+
+
+def _classes(rest: np.ndarray, cell: float) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Upper bounds of the classes, tokens, their shares, and the law within each."""
+    mass = np.cumsum(rest[0])
+    wanted = np.arange(1, CLASSES) / CLASSES
+    edges = np.unique(np.concatenate([np.searchsorted(mass, wanted) + 1, [CELLS + 1]]))
+    bounds, shares, laws = [], [], []
+    low = 0
+    for high in edges:
+        inside = np.zeros_like(rest)
+        inside[:, low:high] = rest[:, low:high]
+        share = float(inside[0].sum())
+        low = high
+        if share <= 0:
             continue
-        left = (np.arange(64) + 0.5) / 64 * new
-        # Attention of the rest to what is computed: quadratic and context terms of equal worth.
-        for n in left:
-            part = work * n / new
-            _drop(result, p / 64, n, n * n, n * (cached + new - n), part, cell)
-    return result
+        bounds.append((high - 0.5) * cell)
+        shares.append(share)
+        laws.append(inside / share)
+    bounds[-1] = np.inf
+    return np.array(bounds), np.array(shares), laws
 
 
-def _drop(
-    result: np.ndarray, p: float, n: float, squared: float, context: float, work: float, cell: float
+@numba.njit(cache=True)
+def _leave(
+    table: np.ndarray,
+    weights: np.ndarray,
+    new: np.ndarray,
+    cached: np.ndarray,
+    work: np.ndarray,
+    window: float,
+    cell: float,
+    law: np.ndarray,
 ) -> None:
-    """Add one prompt at its number of tokens, shared between the cells on either side."""
-    at = n / cell
-    low = int(at)
-    values = p * np.array([1.0, squared, context, work, work**2, work**3, n])
-    for index, part in ((low, 1.0 - (at - low)), (low + 1, at - low)):
-        if part > 0 and index <= CELLS:
-            result[:, index] += part * values
+    """Add what is left of the prompt that a full window cuts after any number of whole ones."""
+    last = law.shape[1] - 1
+    for j in range(table.shape[0]):
+        for x in range(table.shape[1]):
+            p = table[j, x, 0]
+            left = window - x * cell
+            if p <= 0.0 or left < 0.0:
+                continue
+            for q in range(new.size):
+                n = new[q] - left
+                if n <= 0.0:
+                    continue
+                # Attention of the rest to what is computed: both quadratic terms of equal worth.
+                values = (
+                    1.0, n * n, n * (cached[q] + left), work[q] * n / new[q],
+                    (work[q] * n / new[q]) ** 2, (work[q] * n / new[q]) ** 3, n,
+                )  # fmt: skip
+                low = min(int(n / cell), last)
+                part = n / cell - low
+                if low == last:
+                    part = 0.0
+                for i in range(7):
+                    law[i, low] += p * weights[q] * (1.0 - part) * values[i]
+                    if part > 0.0:
+                        law[i, low + 1] += p * weights[q] * part * values[i]
 
 
 def _sums(mix: PromptMix, most: int, cell: float, first: np.ndarray | None) -> np.ndarray:
@@ -211,8 +268,10 @@ def _law(
 def _tabulate(
     k: np.ndarray,
     cumulative: np.ndarray,
-    beyond: np.ndarray,
+    bounds: np.ndarray,
+    usual: np.ndarray,
     context_rate: float,
+    weights: np.ndarray,
     new: np.ndarray,
     cached: np.ndarray,
     work: np.ndarray,
@@ -221,7 +280,7 @@ def _tabulate(
     cell: float,
     decode_context: float,
 ) -> tuple[
-    np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray
+    np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray
 ]:  # fmt: skip
     kinds = cumulative.shape[0]
     types = new.size
@@ -229,6 +288,7 @@ def _tabulate(
     whole = np.zeros((slots + 1, kinds, slots + 1, 2))
     share = np.ones((slots + 1, kinds, slots + 1))
     cut = np.zeros((slots + 1, kinds, slots + 1))
+    leaves = np.zeros((slots + 1, kinds, slots + 1, kinds))
     own_fits = np.zeros((types, slots + 1, kinds, slots + 1))
     own_whole = np.zeros((types, slots + 1, kinds, slots + 1, 2))
     own_share = np.ones((types, slots + 1, kinds, slots + 1))
@@ -242,7 +302,7 @@ def _tabulate(
             for j in range(slots - n + 1):
                 table = cumulative[f, j]
                 _threshold(table, cell, window, sums)
-                fits[n, f, j] = sums[0] if j > 0 else 1.0
+                fits[n, f, j] = min(sums[0], 1.0) if j > 0 and kinds > 1 else 1.0
                 if j == 0:
                     seconds = step_seconds(k, 0, 0.0, 0.0, 0.0, n, n * decode_context)
                     whole[n, f, 0, :] = seconds
@@ -255,21 +315,31 @@ def _tabulate(
                 weight = 0.0
                 squared = 0.0
                 context = 0.0
-                for x in range(min(last, table.shape[0] - 1) + 1):
-                    p = table[x, 0] - (table[x - 1, 0] if x > 0 else 0.0)
-                    if p <= 0.0:
-                        continue
-                    left = window - x * cell
-                    chance = beyond[min(int(left / cell), beyond.size - 1)]
-                    if j == 0 and f == 1:
-                        chance = 1.0
-                    if chance <= 0.0:
-                        continue
-                    weight += p * chance
-                    before = table[x - 1] if x > 0 else np.zeros(7)
-                    squared += chance * (table[x, 1] - before[1] + p * left * left)
-                    context += chance * (table[x, 2] - before[2] + p * left * context_rate)
-                if weight > 1e-13:
+                if kinds > 1 and not (j == 0 and f > 0):
+                    for x in range(min(last, table.shape[0] - 1) + 1):
+                        p = table[x, 0] - (table[x - 1, 0] if x > 0 else 0.0)
+                        if p <= 1e-15:
+                            continue
+                        left = window - x * cell
+                        chance = 0.0
+                        for q in range(types):
+                            if new[q] > left + 1e-9:
+                                chance += weights[q]
+                                r = np.searchsorted(bounds, new[q] - left)
+                                leaves[n, f, j, 1 + r] += p * weights[q]
+                        if chance <= 0.0:
+                            continue
+                        weight += p * chance
+                        squared += chance * (table[x, 1] + p * left * left)
+                        context += chance * (table[x, 2] + p * left * context_rate)
+                        if x > 0:
+                            squared -= chance * table[x - 1, 1]
+                            context -= chance * table[x - 1, 2]
+                if weight > 0.0:
+                    leaves[n, f, j] /= weight
+                elif kinds > 1:
+                    leaves[n, f, j, 1:] = usual
+                if weight > 0.0:
                     cut[n, f, j] = step_seconds(
                         k, j + 1, window, squared / weight, context / weight,
                         n, n * decode_context,
@@ -284,13 +354,13 @@ def _tabulate(
                 if j == 0:
                     continue
                 for q in range(types):
-                    if f == 1 and j == 1:
-                        own_fits[q, n, f, j] = min(window / new[q], 1.0)
+                    if f > 0 and j == 1:
+                        own_fits[q, n, f, j] = fits[n, f, j]
                         own_whole[q, n, f, j] = whole[n, f, j]
                         own_share[q, n, f, j] = share[n, f, j]
                         continue
                     _threshold(cumulative[f, j - 1], cell, window - new[q], sums)
-                    own_fits[q, n, f, j] = min(sums[0], 1.0)
+                    own_fits[q, n, f, j] = min(sums[0], 1.0) if kinds > 1 else 1.0
                     if sums[0] > 1e-13:
                         own[0] = new[q]
                         own[1] = new[q] * new[q]
@@ -306,4 +376,4 @@ def _tabulate(
         for f in range(kinds):
             for j in range(1, slots - n + 1):
                 fits[n, f, j] = min(fits[n, f, j], fits[n, f, j - 1])
-    return fits, whole, share, cut, own_fits, own_whole, own_share
+    return fits, whole, share, cut, leaves, own_fits, own_whole, own_share

@@ -1,10 +1,10 @@
 """The step chain's compiled parts: one step forward, and a tagged request to its first token.
 
 The state at a step's end, before the slots move on, is (u, f, q): u the occupation of the slots, f
-whether a prompt is cut, q the prompts not yet whole, that one included. Then the slots move to v;
-min(q, free slots) prompts at most enter the batch; the step takes its time, in which Poisson
-arrivals join the queue. In an empty engine nothing happens until the next arrival, which starts
-alone at q = 1.
+the class of what is left of a cut prompt (0 without one), q the prompts not yet whole, that one
+included. Then the slots move to v; min(q, free slots) prompts at most enter the batch; the step
+takes its time, in which Poisson arrivals join the queue. In an empty engine nothing happens until
+the next arrival, which starts alone at q = 1.
 
 Arrays over states have the shape (V, F, L), L the levels of q. Batch tables are those of
 :class:`~testbed.theory.delay.step_chain_batch.PrefillBatch`.
@@ -16,6 +16,9 @@ import math
 
 import numba
 import numpy as np
+
+MOST_CHUNKS = 12
+"""Turns in which a prompt longer than a step is followed through its chunks."""
 
 
 @numba.njit(cache=True)
@@ -55,6 +58,25 @@ def _add_poisson(row: np.ndarray, mean: float, weight: float) -> None:
 
 
 @numba.njit(cache=True)
+def trim(laws: np.ndarray, negligible: float) -> np.ndarray:
+    """Entries of each law that count, (c + 1, F, c + 1); what is beyond joins the last of them."""
+    shape = laws.shape
+    lengths = np.zeros(shape[:3], dtype=np.int64)
+    for n in range(shape[0]):
+        for f in range(shape[1]):
+            for j in range(shape[2]):
+                row = laws[n, f, j]
+                beyond = 0.0
+                size = row.size
+                while size > 1 and beyond + row[size - 1] < negligible:
+                    beyond += row[size - 1]
+                    size -= 1
+                row[size - 1] += beyond
+                lengths[n, f, j] = size
+    return lengths
+
+
+@numba.njit(cache=True)
 def move(
     x: np.ndarray, start: np.ndarray, target: np.ndarray, probability: np.ndarray, y: np.ndarray
 ) -> None:
@@ -82,6 +104,7 @@ def serve(
     for_cut: np.ndarray,
     length_whole: np.ndarray,
     length_cut: np.ndarray,
+    left: np.ndarray,
     y: np.ndarray,
 ) -> None:
     """y = x after a step: prompts enter, and arrivals join.
@@ -91,6 +114,7 @@ def serve(
     y[:] = 0.0
     states, kinds, levels = x.shape
     slots = fits.shape[0] - 1
+    joint = np.zeros(levels)
     for v in range(states):
         n = occupied[v]
         free = slots - n
@@ -111,8 +135,8 @@ def serve(
                     continue
                 u = joined[v, j]
                 law = for_whole[n, f, j]
-                for k in range(min(length_whole[n, f, j], levels)):
-                    y[u, 0, k] += mass * law[k]
+                for k in range(length_whole[n, f, j]):
+                    y[u, 0, min(k, levels - 1)] += mass * law[k]
             # As many as there are free slots.
             p = fits[n, f, free]
             if p > 0.0:
@@ -126,18 +150,25 @@ def serve(
                 p = fits[n, f, j] - fits[n, f, j + 1]
                 if p <= 1e-13:
                     continue
-                if n == 0 and f == 0 and j == 0 and x[v, f, 0] > 0.0:
-                    # The arrival that ends an idle time does not fit in one step.
-                    law = for_cut[n, f, 0]
-                    for k in range(length_cut[n, f, 0]):
-                        y[v, 1, min(1 + k, levels - 1)] += x[v, f, 0] * p * law[k]
-                # Somebody beyond the j is cut.
-                u = joined[v, j]
+                joint[:] = 0.0
                 law = for_cut[n, f, j]
                 for k in range(length_cut[n, f, j]):
                     a = p * law[k]
-                    for q in range(j + 1, levels):
-                        y[u, 1, min(q - j + k, levels - 1)] += a * x[v, f, q]
+                    if n == 0 and f == 0 and j == 0:
+                        # The arrival that ends an idle time does not fit in one step.
+                        joint[min(1 + k, levels - 1)] += a * x[v, f, 0]
+                    # Somebody beyond the j is cut.
+                    inside = min(levels, levels - 1 + j - k)
+                    for q in range(j + 1, inside):
+                        joint[q - j + k] += a * x[v, f, q]
+                    for q in range(max(inside, j + 1), levels):
+                        joint[levels - 1] += a * x[v, f, q]
+                u = joined[v, j]
+                for g in range(1, kinds):
+                    a = left[n, f, j, g]
+                    if a > 0.0:
+                        for q in range(levels):
+                            y[u, g, q] += a * joint[q]
 
 
 @numba.njit(cache=True)
@@ -286,6 +317,7 @@ def remaining(
     own: np.ndarray,
     whole: np.ndarray,
     cut: np.ndarray,
+    left: np.ndarray,
     levels: int,
 ) -> np.ndarray:
     """E[e^(−s·time to the first token)] at a step's end, (L + 1, V, F, N), by position j ≥ 1.
@@ -306,56 +338,65 @@ def remaining(
         for v in range(states):
             n = occupied[v]
             free = slots - n
-            # What moves on from v itself to lower occupations at this position; and itself.
             same = 0.0
             for e in range(start[v], start[v + 1]):
                 if target[e] == v:
                     same = probability[e]
-            for f in range(kinds - 1, -1, -1):
-                if f == 1 and free == 0:
-                    continue
-                value[:] = 0.0
-                again[:] = 0.0
-                if j <= free:
-                    p = own_fits[n, f, j]
-                    for a in range(size):
-                        value[a] += p * own[n, f, j, a]
-                else:
-                    p = fits[n, f, free]
-                    if free > 0:
-                        u = joined[v, free]
+            # A prompt longer than a step stays at its position, from class to class, slots alone
+            # moving on: classes are taken from what they lead to, in turns.
+            turns = 1
+            if kinds > 1 and j == 1:
+                for f in range(1, kinds):
+                    if fits[n, f, 1] < 1.0 - 1e-12:
+                        turns = MOST_CHUNKS
+            for _turn in range(turns):
+                for f in range(kinds - 1, -1, -1):
+                    if f > 0 and free == 0:
+                        continue
+                    value[:] = 0.0
+                    again[:] = 0.0
+                    if j <= free:
+                        p = own_fits[n, f, j]
                         for a in range(size):
-                            value[a] += p * whole[n, f, free, a] * before[j - free, u, 0, a]
+                            value[a] += p * own[n, f, j, a]
                     else:
-                        for a in range(size):
-                            again[a] += p * whole[n, f, 0, a]
-                        for e in range(start[v], start[v + 1]):
-                            if target[e] != v:
-                                p_move = probability[e]
-                                for a in range(size):
-                                    value[a] += p_move * again[a] * after[target[e], 0, a]
-                if kinds > 1:
-                    for i in range(min(j, free)):
-                        reach = own_fits[n, f, j] if i == j - 1 else fits[n, f, i + 1]
-                        p = fits[n, f, i] - reach
-                        if p <= 1e-13:
-                            continue
-                        if i > 0:
-                            u = joined[v, i]
+                        p = fits[n, f, free]
+                        if free > 0:
+                            u = joined[v, free]
                             for a in range(size):
-                                value[a] += p * cut[n, f, i, a] * before[j - i, u, 1, a]
+                                value[a] += p * whole[n, f, free, a] * before[j - free, u, 0, a]
                         else:
+                            for a in range(size):
+                                again[a] += p * whole[n, f, 0, a]
                             for e in range(start[v], start[v + 1]):
-                                w = target[e]
-                                if w != v or f == 0:
-                                    p_move = p * probability[e]
+                                if target[e] != v:
+                                    p_move = probability[e]
                                     for a in range(size):
-                                        value[a] += p_move * cut[n, f, 0, a] * after[w, 1, a]
-                            if f == 1:
-                                for a in range(size):
-                                    again[a] += p * cut[n, f, 0, a]
-                for a in range(size):
-                    after[v, f, a] = value[a] / (1.0 - same * again[a])
+                                        value[a] += p_move * again[a] * after[target[e], 0, a]
+                    if kinds > 1:
+                        for i in range(min(j, free)):
+                            reach = own_fits[n, f, j] if i == j - 1 else fits[n, f, i + 1]
+                            p = fits[n, f, i] - reach
+                            if p <= 1e-13:
+                                continue
+                            for g in range(1, kinds):
+                                weight = p * left[n, f, i, g]
+                                if weight <= 0.0:
+                                    continue
+                                if i > 0:
+                                    u = joined[v, i]
+                                    for a in range(size):
+                                        value[a] += (
+                                            weight * cut[n, f, i, a] * before[j - i, u, g, a]
+                                        )
+                                    continue
+                                for e in range(start[v], start[v + 1]):
+                                    w = target[e]
+                                    p_move = weight * probability[e]
+                                    for a in range(size):
+                                        value[a] += p_move * cut[n, f, 0, a] * after[w, g, a]
+                    for a in range(size):
+                        after[v, f, a] = value[a] / (1.0 - same * again[a])
         for u in range(states):
             for e in range(start[u], start[u + 1]):
                 v = target[e]
@@ -397,6 +438,7 @@ def arriving(
     cut: np.ndarray,
     length_whole: np.ndarray,
     length_cut: np.ndarray,
+    left: np.ndarray,
     before: np.ndarray,
     least: float,
 ) -> np.ndarray:
@@ -409,7 +451,7 @@ def arriving(
     slots = fits.shape[0] - 1
     size = s.size
     result = np.zeros(size, dtype=np.complex128)
-    row = np.zeros((whole.shape[2] + 400, size), dtype=np.complex128)
+    row = np.zeros((max(length_whole.max(), length_cut.max()), size), dtype=np.complex128)
     mass = np.zeros(levels)
     for n in range(slots + 1):
         free = slots - n
@@ -471,13 +513,16 @@ def arriving(
                             arrival_kernel(s, rate, seconds, row[:count])
                             ready = True
                         u = joined[v, j]
-                        to = 1 if part == 2 else 0
-                        for r in range(low, high + 1):
-                            if mass[r] <= least:
+                        for g in range(kinds):
+                            share_of = left[n, f, j, g] if part == 2 else (1.0 if g == 0 else 0.0)
+                            if share_of <= 0.0:
                                 continue
-                            m = mass[r]
-                            for k in range(count):
-                                at = min(r + k + 1, levels)
-                                for a in range(size):
-                                    result[a] += m * row[k, a] * before[at, u, to, a]
+                            for r in range(low, high + 1):
+                                m = mass[r] * share_of
+                                if m <= least:
+                                    continue
+                                for k in range(count):
+                                    at = min(r + k + 1, levels)
+                                    for a in range(size):
+                                        result[a] += m * row[k, a] * before[at, u, g, a]
     return result
