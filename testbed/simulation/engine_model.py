@@ -165,14 +165,16 @@ def new_engine(
     state[kernel.DEPTH] = 2 if config.async_scheduling else 1
     state[kernel.SCHEDULER] = SCHEDULERS.index(config.scheduler)
     state[[kernel.HEAD, kernel.TAIL, kernel.UNSEEN, kernel.FINISHED]] = kernel.NOBODY
-    state[kernel.SPARES] = config.max_sequences
+    state[kernel.FORMED] = 1
     clock = np.zeros(kernel.CLOCK_SIZE)
     clock[kernel.WAKE] = config.wake_seconds
     clock[kernel.DRAIN] = config.drain_seconds
     clock[kernel.RESERVED] = config.reserved_outputs
-    size = config.max_sequences
+    # SGLang may admit others before those that it retracted, which keep their slots.
+    size = config.max_sequences * (2 if config.scheduler == "sglang" else 1)
     lists = np.zeros((kernel.LIST_ROWS, size + 1), dtype=np.int64)
     lists[kernel.SPARE, :size] = np.arange(size)[::-1]
+    state[kernel.SPARES] = size
     return Engine(
         state=state,
         clock=clock,
@@ -385,7 +387,8 @@ class EngineState:
                 raise EngineError("a request waits that the pool can never hold")
             return None
         ring = state[kernel.OLDEST]
-        batch = engine.lists[kernel.BATCH + ring, : engine.lists[kernel.BATCH + ring, -1]]
+        batch = engine.lists[kernel.BATCH + ring]
+        batch = batch[: batch[self.config.max_sequences]]
         rows = engine.slots[batch, kernel.REQUEST].copy()
         fresh = engine.slots[batch, kernel.KNOWN] == self._requests.facts[rows, kernel.INPUT]
         running, waiting = self.running, self.waiting

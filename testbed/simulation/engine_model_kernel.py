@@ -24,6 +24,7 @@ from testbed.simulation.engine_model_state import (
     DEPTH,
     DRAIN,
     ENDS,
+    FORMED,
     LAST_END,
     LOGGED,
     NOBODY,
@@ -170,6 +171,7 @@ def form_arrays(
     sums: np.ndarray,
 ) -> None:
     while state[UNDER_WAY] < state[DEPTH]:
+        preemptions = state[PREEMPTIONS]
         start = clock[NOW] if state[UNDER_WAY] == 0 else max(clock[NOW], clock[LAST_END])
         if state[SCHEDULER] == 0:
             formed = form_vllm(
@@ -206,6 +208,8 @@ def form_arrays(
                 sums,
             )
         if not formed:
+            if state[UNDER_WAY] == 0 and state[PREEMPTIONS] != preemptions:
+                continue  # the only one running gave way to itself
             return
         if log.shape[0] > 0:
             at = state[LOGGED]
@@ -242,15 +246,18 @@ def advance_arrays(
     while True:
         if logging and state[LOGGED] + 2 > log.shape[0]:
             return False
-        if state[UNDER_WAY] == 0 and state[RUNNING] + state[PREEMPTED] + state[WAITING] == 0:
+        live = state[RUNNING] + state[PREEMPTED] + state[WAITING]
+        if state[FORMED] != 0 and state[UNDER_WAY] == 0 and live == 0:
             if state[UNSEEN] == NOBODY:
                 return True
             arrival = times[state[UNSEEN], ARRIVAL]
             if arrival >= until:
                 return True
             clock[NOW] = max(clock[NOW] + clock[DRAIN], arrival) + clock[WAKE]
+            state[FORMED] = 0
         elif (
             not logging
+            and state[FORMED] == 0
             and state[PREFILLING] == 0
             and state[RUNNING] > 0
             and (state[WAITING] + state[PREEMPTED] == 0 or state[BLOCKED] != 0)
@@ -271,30 +278,29 @@ def advance_arrays(
                 contents,
                 until,
             )
+        if state[FORMED] == 0:
             if clock[NOW] >= until:
                 return True
-        take_in(state, clock[NOW], times, facts)
-        preemptions = state[PREEMPTIONS]
-        form_arrays(
-            state,
-            clock,
-            step_time,
-            slots,
-            lists,
-            rows,
-            links,
-            content,
-            table,
-            counts,
-            times,
-            facts,
-            contents,
-            log,
-            sums,
-        )
+            take_in(state, clock[NOW], times, facts)
+            form_arrays(
+                state,
+                clock,
+                step_time,
+                slots,
+                lists,
+                rows,
+                links,
+                content,
+                table,
+                counts,
+                times,
+                facts,
+                contents,
+                log,
+                sums,
+            )
+            state[FORMED] = 1
         if state[UNDER_WAY] == 0:
-            if state[PREEMPTIONS] != preemptions:
-                continue
             if state[RUNNING] + state[PREEMPTED] + state[WAITING] > 0:
                 state[STUCK] = 1
                 return True

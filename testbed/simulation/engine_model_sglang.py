@@ -232,6 +232,8 @@ def form_sglang(
                 state[BLOCKED] = 1
                 break
             if order[i] >= 0:
+                if state[SPARES] == 0:
+                    continue  # retracted ones hold every slot; they come first
                 slot = lists[SPARE, state[SPARES] - 1]
                 prepare(state, slots, slot, facts, order[i])
             else:
@@ -313,7 +315,7 @@ def form_sglang(
                     or (outputs == fewest and prompt >= longest)
                 ):
                     victim, fewest, longest = np.int64(i), outputs, prompt
-            if need <= counts[FREE] or able <= 1:
+            if need <= counts[FREE] or able == 0 or (able == 1 and cut == NOBODY):
                 break
             slot = lists[ORDER, victim]
             preempt(

@@ -51,14 +51,16 @@ from testbed.simulation.engine_model_pool import (
     FINISHED,
     LOGGED,
     STUCK,
-) = range(24)
+    FORMED,
+) = range(25)
 """Entries of ``Engine.state``: limits, then what changes.
 
 HEAD, TAIL first and last waiting request, UNSEEN the first that has not arrived yet; WAITING how
 many have arrived and WAITING_TOKENS what they and the preempted will compute; UNDER_WAY steps
 formed and not ended, OLDEST the batch of the first; PREFILLING running sequences that do not
 decode yet; BLOCKED the first waiting one cannot be admitted until something leaves; FINISHED head
-of the list of finished requests that nobody has collected; STUCK a request can never be admitted.
+of the list of finished requests that nobody has collected; STUCK a request can never be admitted;
+FORMED what this boundary allows has been formed.
 """
 STATE_SIZE = 32
 
@@ -269,9 +271,12 @@ def note_contents(
 ) -> None:
     """Give the blocks that are full by now their shared content.
 
-    A block whose last token waits for an output under way is not full: it is not known.
+    A block whose last token is an output under way is not full: nobody knows it yet.
     """
-    computed = slots[slot, COMPUTED] - slots[slot, FLYING]
+    computed = max(
+        slots[slot, COMPUTED] - slots[slot, FLYING],
+        min(slots[slot, COMPUTED], slots[slot, PROMPT_END]),
+    )
     full = min(computed, slots[slot, KNOWN]) // state[BLOCK_SIZE]
     if full <= slots[slot, HASHED]:
         return
@@ -382,6 +387,7 @@ def complete(
     ring = state[OLDEST]
     now = clock[ENDS + ring]
     clock[NOW] = now
+    state[FORMED] = 0
     state[UNDER_WAY] -= 1
     if state[DEPTH] == 2:
         state[OLDEST] = 1 - ring
