@@ -250,6 +250,7 @@ def describe(
         )
     if traffic.stream is not None:
         facts["workload"] = traffic.stream.facts
+    facts["requests_per_second"] = traffic.rate
     facts["virtual_seconds"] = traffic.seconds
 
 

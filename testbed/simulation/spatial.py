@@ -65,9 +65,10 @@ def associate(
     drawn: Draws, radio: RadioModel, policy: Policy, prefill: np.ndarray, wait: np.ndarray
 ) -> np.ndarray:
     """The profile that each request takes under fixed waits (Theory C1), shape (n,)."""
-    with np.errstate(invalid="ignore"):
-        cost = radio.delay(drawn.distance) + policy.fixed_cost(prefill, wait)[drawn.kind]
-    return np.argmin(np.where(np.isfinite(drawn.distance), cost, np.inf), axis=1)
+    there = np.isfinite(drawn.distance)
+    cost = radio.delay(np.where(there, drawn.distance, 0.0))
+    cost = cost + policy.fixed_cost(prefill, wait)[drawn.kind]
+    return np.argmin(np.where(there, cost, np.inf), axis=1)
 
 
 def simulate_tiers(

@@ -33,6 +33,7 @@ class Traffic:
     ----------
     costs : what its requests cost at each profile
     stream : the trace, where there is one
+    rate : requests/s asked for; a trace's times are stretched to it
     first, last : when the first and last measured request were sent, s, once they have been
     """
 
@@ -49,6 +50,7 @@ class Traffic:
     ) -> None:
         self.costs = costs
         self.stream = stream
+        self.rate = scenario.demand.intensity * layout.area
         self.first = self.last = 0.0
         self._scenario, self._system, self._layout = scenario, system, layout
         self._arrivals, self._warm_up, self._seed = arrivals, warm_up, seed
