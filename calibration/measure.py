@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from cluster.engines.base import Engine, EngineFacts
 from cluster.engines.step_log import read_steps
 
 FALLBACK = "fallback"
+STEADY = 0.03
+"""Standard deviation of the speed between passes above which a record carries a warning."""
 ENGINE_PREFILL = "prefill, engine's own stamps"
 """Queued to the engine's own first-token stamp: g without the delivery to the caller."""
 
@@ -190,6 +193,9 @@ def _record(
         best = fit_prefill(at_engine, seed=seed)
         chosen = min(best.alternatives[:-1], key=lambda r: r.held_out_error or 0.0)
         fits.append(chosen.model_copy(update={"name": ENGINE_PREFILL}))
+    moved = drift(points, rounds)
+    after = known.environment()["load_average"]
+    notes += _doubts(moved["standard_deviation"], max(before["load_average"][0], after[0]))
     block_bytes = facts.block_size * facts.bytes_per_token
     pool_bytes = usable_blocks(facts) * block_bytes
     return Calibration(
@@ -223,7 +229,7 @@ def _record(
         ),
         decode=decode_models(journal.samples("decode"), seed=seed),
         fits=tuple(fits),
-        environment={**before, "load_average_after": known.environment()["load_average"]},
+        environment={**before, "load_average_after": after},
         extra={
             "effort": effort,
             "seed": seed,
@@ -234,6 +240,22 @@ def _record(
             "delivery_overhead": delivery,
             "step_kinds": kinds,
             "interference": interference(journal.samples("interference"), step_time),
-            "drift": drift(points, rounds),
+            "drift": moved,
         },
     )
+
+
+def _doubts(drift_deviation: float | None, load_average: float) -> list[str]:
+    """What speaks against trusting these figures, one sentence each."""
+    doubts = []
+    if drift_deviation is not None and drift_deviation > STEADY:
+        doubts.append(
+            f"the machine's speed moved by {100 * drift_deviation:.0f} % (standard deviation) from "
+            "one pass over the grid to the next: measure again on a quiet machine"
+        )
+    cores = os.cpu_count() or 1
+    if load_average > cores + 1:
+        doubts.append(
+            f"the load average reached {load_average:.1f} on {cores} cores: others were computing"
+        )
+    return doubts
