@@ -11,6 +11,7 @@ from testbed.reporting.paper_model import PaperModel
 from testbed.reporting.style import DASHES, FAINT, INK, PALETTE, panels, styled
 from testbed.reporting.wording import plain, seconds
 from testbed.seeds import generator
+from testbed.theory.distance import equal_cost_radius
 
 SAMPLES = 200_000
 """Requests of each type in Fig. 4 (the paper's 2·10⁵)."""
@@ -30,7 +31,7 @@ def pairwise_boundary(model: PaperModel) -> Drawn:
     reach = float(radio.distance(np.array(saving)))
     near = np.linspace(0.0, reach, 321)
     curves = {
-        share: radio.distance(radio.delay(near) + (1.0 - share) * saving)
+        share: equal_cost_radius(radio, near, (1.0 - share) * saving, 0.0)
         for share in (*SHARES, BEYOND)
     }
     drawing, ((plane, advantage),) = panels(1, 2, height=3.5)
@@ -51,7 +52,7 @@ def pairwise_boundary(model: PaperModel) -> Drawn:
     waits = np.linspace(0.0, 1.2, 241)
     for i, part in enumerate((0.1, 0.25, 0.5, 0.75)):
         at = part * reach
-        far = radio.distance(radio.delay(np.array(at)) + (1 - waits) * saving)
+        far = equal_cost_radius(radio, at, (1.0 - waits) * saving, 0.0)
         advantage.plot(100 * waits, far - at, color=INK, linestyle=DASHES[i], label=f"{at:.2f} km")
     advantage.axhline(0, color=FAINT, linewidth=0.8)
     advantage.set(
@@ -64,7 +65,7 @@ def pairwise_boundary(model: PaperModel) -> Drawn:
     heading(drawing, "Fig. 3: when is the deeper node worth the longer path?")
 
     r = 0.2 * reach
-    extra = [float(radio.distance(radio.delay(np.array(r)) + (1 - s) * saving)) - r for s in SHARES]
+    extra = [float(equal_cost_radius(radio, r, (1.0 - s) * saving, 0.0)) - r for s in SHARES]
     chord = np.linspace(curves[0.0][0], curves[0.0][-1], len(near))
     bend = float(np.abs(curves[0.0] - chord).max())
     claims = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,9 +11,11 @@ import numpy as np
 from testbed.errors import ScenarioError
 from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario
+from testbed.theory.constraints import PlacementSet
 from testbed.theory.delay import get_delay_model
 from testbed.theory.latency import Latency
 from testbed.theory.operating_point import OperatingPoint, solve
+from testbed.theory.placement import simplex_grid
 from testbed.theory.system import System
 
 POLICIES = {
@@ -109,25 +111,14 @@ class PaperModel:
         return scaled
 
     def mixes(self, step: float, least_fallback: float, most_deep: float) -> np.ndarray:
-        """Every placement on the simplex grid with π_fallback and π_deep inside their bounds.
-
-        Shape (N, S); a fraction may be 0.
-        """
-        fallback, shallow, deep = self.order
-        found = []
-        for a, b, c in _compositions(round(1 / step), 3):
-            if a * step < least_fallback - 1e-9 or c * step > most_deep + 1e-9:
-                continue
-            pi = np.zeros(3)
-            pi[[fallback, shallow, deep]] = np.array([a, b, c]) * step
-            found.append(pi)
-        return np.array(found)
-
-
-def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    if parts == 1:
-        yield (total,)
-        return
-    for first in range(total + 1):
-        for rest in _compositions(total - first, parts - 1):
-            yield first, *rest
+        """Every allowed placement on the simplex grid, (N, S) (Theory F2)."""
+        names = self.system.names
+        allowed = PlacementSet.of(
+            self.scenario,
+            fallback=names[self.order[0]],
+            least_fallback=least_fallback,
+            deep=(names[self.order[2]],),
+            most_deep=most_deep,
+        )
+        grid = simplex_grid(len(names), round(1 / step))
+        return np.array([pi for pi in grid if allowed.contains(pi)])
