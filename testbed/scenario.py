@@ -73,6 +73,9 @@ class SinrRadio(Part):
     interference: bool = Field(default=True, description="all other nodes transmit (full buffer)")
     spectral_cap: Positive = Field(default=8.0, description="bit/s/Hz, highest modulation")
     overhead: NonNegative = Field(default=0.0, description="s added to every transfer")
+    coherence: Positive = Field(
+        default=0.005, description="s after which fading and interference are drawn anew"
+    )
 
 
 class HistogramRadio(Part):
