@@ -48,6 +48,18 @@ class _StepTime(BaseModel):
         """The packed float64 array that :func:`step_seconds` takes first."""
         raise NotImplementedError
 
+    def _fields(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in type(self).model_fields)
+
+    # The cached array is no part of what a step time is.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _StepTime) and (
+            type(self) is type(other) and self._fields() == other._fields()
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
     @cached_property
     def packed(self) -> np.ndarray:
         """:meth:`vector`, made once; not to be written to."""
