@@ -56,15 +56,16 @@ def distance_cdf(system: System, costs: np.ndarray, q: int, s: int, r: ArrayLike
     """
     r = np.asarray(r, dtype=float)
     area, power, _ = radio_area(system)
-    reach = costs[q, s] + system.radio.delay(r.ravel())
-    cuts = np.unique(reach[np.isfinite(reach)])
-    cost, slope, weight = cost_nodes(costs[q], area, power, cuts, np.zeros_like(cuts))
-    order = np.argsort(cost)
+    reach = system.radio.delay(r.ravel())
+    cuts = np.unique(costs[q, s] + reach[np.isfinite(reach)])
+    start, beyond, slope, weight = cost_nodes(costs[q], area, power, cuts, np.zeros_like(cuts))
+    radio = (start - costs[q, s]) + beyond
+    order = np.argsort(radio)
     mass = np.concatenate([[0.0], np.cumsum(slope[order, s] * weight[order])])
     total = mass[-1]
     if total <= 0:
         return np.zeros_like(r)
-    below = np.searchsorted(cost[order], reach, side="right")
+    below = np.searchsorted(radio[order], reach, side="right")
     return (mass[below] / total).reshape(r.shape)
 
 

@@ -47,35 +47,6 @@ _STEEPEST = 16.0
 
 
 @numba.njit(cache=True)
-def _exposure(cost: float, costs: np.ndarray, area: np.ndarray, power: float) -> float:
-    """v(y): mean number of nodes cheaper than ``cost``."""
-    total = 0.0
-    for t in range(costs.size):
-        if area[t] > 0.0 and cost > costs[t]:
-            total += area[t] * (cost - costs[t]) ** power
-    return total
-
-
-@numba.njit(cache=True)
-def _last_cost(costs: np.ndarray, area: np.ndarray, power: float) -> float:
-    """A cost that some node undercuts but for a probability of about e^−VOID."""
-    high = np.inf
-    low = np.inf
-    for t in range(costs.size):
-        if area[t] > 0.0 and costs[t] < np.inf:
-            high = min(high, costs[t] + (VOID / area[t]) ** (1.0 / power))
-            low = min(low, costs[t])
-    # The bound is loose where many tiers share the area: a few halvings tighten it.
-    for _ in range(6):
-        middle = 0.5 * (low + high)
-        if _exposure(middle, costs, area, power) >= VOID:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-@numba.njit(cache=True)
 def _sort(values: np.ndarray, count: int) -> None:
     """Sort the first few values in place (a library sort takes seconds to compile)."""
     for i in range(1, count):
@@ -118,13 +89,33 @@ def _span(
 
 
 @numba.njit(cache=True)
+def _reach(
+    offset: np.ndarray, opened: np.ndarray, count: int, area: np.ndarray, power: float
+) -> float:
+    """How far beyond a segment's start v certainly exceeds VOID: some tier alone gets there."""
+    reach = np.inf
+    for j in range(count):
+        reach = min(reach, (VOID / area[opened[j]]) ** (1.0 / power) - offset[j])
+    low = 0.0
+    high = max(reach, 0.0)
+    # The bound is loose where many tiers share the area: a few halvings tighten it.
+    for _ in range(6):
+        middle = 0.5 * (low + high)
+        if _span(offset, middle, opened, count, area, power) >= VOID:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@numba.njit(cache=True)
 def cost_nodes(
     costs: np.ndarray,
     area: np.ndarray,
     power: float,
     cuts: np.ndarray,
     rates: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Quadrature nodes of the least cost of one request type (Theory C3, C4).
 
     Parameters
@@ -137,31 +128,32 @@ def cost_nodes(
 
     Returns
     -------
-    cost : (N,) y, seconds
+    start, beyond : (N,) the cost y = start + beyond, seconds, in two parts: the radio delay at
+        tier s, (start − K_s) + beyond, keeps its digits where it is tiny beside the costs
     slope : (N, S) v_s'(y), 1/s
     weight : (N,) e^−v(y) times the quadrature weight, so that for any smooth f
-        ∫ f(y) v_s'(y) e^−v(y) dy ≈ Σ_n f(cost[n])·slope[n, s]·weight[n]
+        ∫ f(y) v_s'(y) e^−v(y) dy ≈ Σ_n f(y_n)·slope[n, s]·weight[n]
     """
     tiers = costs.size
-    last = _last_cost(costs, area, power)
     ends = np.empty(tiers + cuts.size + 1)
     count = 0
     first = np.inf
     for t in range(tiers):
-        if area[t] > 0.0 and costs[t] < last:
+        if area[t] > 0.0 and costs[t] < np.inf:
             ends[count] = costs[t]
             count += 1
             first = min(first, costs[t])
     for c in range(cuts.size):
-        if first < cuts[c] < last:
+        if first < cuts[c] < np.inf:
             ends[count] = cuts[c]
             count += 1
-    ends[count] = last
+    ends[count] = np.inf
     count += 1
     _sort(ends, count)
 
     capacity = 8 * _ORDER * count
-    cost = np.empty(capacity)
+    begin = np.empty(capacity)
+    beyond = np.empty(capacity)
     slope = np.empty((capacity, tiers))
     weight = np.empty(capacity)
     used = 0
@@ -173,8 +165,7 @@ def cost_nodes(
 
     for i in range(count - 1):
         start = ends[i]
-        length = ends[i + 1] - start
-        if length <= 0.0:
+        if ends[i + 1] <= start:
             continue
         n_open = 0
         kink = False
@@ -185,6 +176,9 @@ def cost_nodes(
                 steepness[n_open] = power * area[t]
                 kink = kink or costs[t] == start
                 n_open += 1
+        length = min(ends[i + 1] - start, _reach(offset, opened, n_open, area, power))
+        if length <= 0.0:
+            break
         q = p if kink else 1.0
         depth = 0
         stack[0, 0] = 0.0
@@ -207,18 +201,22 @@ def cost_nodes(
                 za = length * a**q
                 zb = length * b**q
                 for c in range(cuts.size):
-                    gap = (cuts[c] - start) - zb
-                    if gap >= -1e-12 * length and rates[c] * gap < 32.0:
-                        fine = fine and rates[c] * (zb - za) <= 6.0
+                    # A cut ends a segment, so it lies above this panel or below its segment.
+                    if cuts[c] >= start + length:
+                        gap = (cuts[c] - start) - zb
+                        if rates[c] * gap < 32.0 and rates[c] * (zb - za) > 6.0:
+                            fine = False
             if fine:
                 if used + _ORDER > capacity:
                     capacity *= 2
-                    old_cost, old_slope, old_weight = cost, slope, weight
-                    cost = np.empty(capacity)
+                    old_begin, old_beyond, old_slope, old_weight = begin, beyond, slope, weight
+                    begin = np.empty(capacity)
+                    beyond = np.empty(capacity)
                     slope = np.empty((capacity, tiers))
                     weight = np.empty(capacity)
                     for n in range(used):
-                        cost[n] = old_cost[n]
+                        begin[n] = old_begin[n]
+                        beyond[n] = old_beyond[n]
                         weight[n] = old_weight[n]
                         for t in range(tiers):
                             slope[n, t] = old_slope[n, t]
@@ -231,12 +229,13 @@ def cost_nodes(
                     for t in range(tiers):
                         slope[used + n, t] = 0.0
                     for j in range(n_open):
-                        beyond = offset[j] + z
-                        d = steepness[j] * beyond ** (power - 1.0)
-                        v += d * beyond
+                        radio = offset[j] + z
+                        d = steepness[j] * radio ** (power - 1.0)
+                        v += d * radio
                         slope[used + n, opened[j]] = d
                         slopes += d
-                    cost[used + n] = start + z
+                    begin[used + n] = start
+                    beyond[used + n] = z
                     weight[used + n] = math.exp(-v / power) * width * _WEIGHTS[n] * q * z / t_n
                     total += slopes * weight[used + n]
                 fine = last_resort or abs(total - exact) <= PANEL_TOLERANCE
@@ -255,7 +254,7 @@ def cost_nodes(
                 stack[depth, 1] = middle
                 stack[depth, 2] = va
                 stack[depth, 3] = vm
-    return cost[:used], slope[:used], weight[:used]
+    return begin[:used], beyond[:used], slope[:used], weight[:used]
 
 
 @numba.njit(cache=True)
@@ -265,7 +264,7 @@ def association_kernel(costs: np.ndarray, area: np.ndarray, power: float) -> np.
     none = np.empty(0)
     result = np.zeros((types, tiers))
     for q in range(types):
-        _, slope, weight = cost_nodes(costs[q], area, power, none, none)
+        _, _, slope, weight = cost_nodes(costs[q], area, power, none, none)
         for n in range(weight.size):
             for s in range(tiers):
                 result[q, s] += slope[n, s] * weight[n]
@@ -279,7 +278,7 @@ def association_response(
     """Fill A_s (S,) and ∂A_s/∂K_t (S, S) of one request type (Theory C3)."""
     tiers = costs.size
     none = np.empty(0)
-    _, slope, weight = cost_nodes(costs, area, power, none, none)
+    _, _, slope, weight = cost_nodes(costs, area, power, none, none)
     for s in range(tiers):
         association[s] = 0.0
         for t in range(tiers):
@@ -320,12 +319,12 @@ def moments_kernel(
     none = np.empty(0)
     result = np.zeros((3, types, tiers))
     for q in range(types):
-        y, slope, weight = cost_nodes(costs[q], area, power, none, none)
+        start, beyond, slope, weight = cost_nodes(costs[q], area, power, none, none)
         for n in range(weight.size):
             for s in range(tiers):
                 mass = slope[n, s] * weight[n]
                 if mass > 0.0:
-                    radio = y[n] - costs[q, s]
+                    radio = (start[n] - costs[q, s]) + beyond[n]
                     result[0, q, s] += mass
                     result[1, q, s] += mass * radio
                     result[2, q, s] += mass * (radio / xi) ** (0.5 * power)
@@ -350,10 +349,10 @@ def coverage_kernel(
     types, tiers = costs.shape
     result = np.zeros((types, tiers))
     for q in range(types):
-        y, slope, weight = cost_nodes(costs[q], area, power, deadline[q], rate[q])
+        start, beyond, slope, weight = cost_nodes(costs[q], area, power, deadline[q], rate[q])
         for n in range(weight.size):
             for s in range(tiers):
-                left = deadline[q, s] - y[n]
+                left = (deadline[q, s] - start[n]) - beyond[n]
                 if left >= 0.0 and slope[n, s] > 0.0:
                     covered = 1.0 - waiting[q, s] * math.exp(-rate[q, s] * left)
                     result[q, s] += slope[n, s] * weight[n] * covered

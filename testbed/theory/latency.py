@@ -80,9 +80,11 @@ class Latency:
         total = 0.0
         for q, p in enumerate(self.system.probability):
             rates = np.array([0.0 if law is None else law.decay(q) for law in self.laws])
-            y, slope, weight = cost_nodes(self.point.costs[q], area, power, deadline[q], rates)
+            start, beyond, slope, weight = cost_nodes(
+                self.point.costs[q], area, power, deadline[q], rates
+            )
             for s, law in enumerate(self.laws):
-                left = deadline[q, s] - y
+                left = (deadline[q, s] - start) - beyond
                 inside = (left >= 0) & (slope[:, s] > 0)
                 if law is not None and inside.any():
                     mass = slope[inside, s] * weight[inside]
@@ -116,12 +118,14 @@ class Latency:
         """T_ζ = inf{τ : P(τ) ≥ ζ}, s; infinite where P never reaches ζ (Theory E3)."""
         if self.lost or self._reachable < probability:
             return np.inf
+        system = self.system
+        near = system.radio.delay(np.array(1.0 / np.sqrt(np.pi * system.node_density)))
         low = 0.0
-        high = max(float(self.system.residual.max()), 1e-9)
+        high = float(system.residual.max()) + float(near)
         while self.coverage(high) < probability:
-            low, high = high, 2.0 * high
-            if high > 1e15:
+            if high > 1e300:
                 return np.inf
+            low, high = high, 2.0 * high
         root = brentq(lambda t: self.coverage(t) - probability, low, high, xtol=1e-13 * high)
         return float(root)
 

@@ -276,6 +276,7 @@ def newton(
     base_service = np.ones(tiers)
     rise = np.zeros(tiers)
     climb = np.zeros(tiers)
+    shift = np.zeros(tiers)
     ceiling = np.empty(tiers)
     for s in range(tiers):
         ceiling[s] = 1.0 - spare / servers[s]
@@ -297,7 +298,7 @@ def newton(
                 continue
             if exponent[s] < 0.0:
                 # A tier that an overshoot has emptied keeps the mean of all requests.
-                service[s] = servers[s] * rho[s] / rate[s] if rate[s] > 0.0 else typical[s]
+                service[s] = servers[s] * rho[s] / rate[s] if rho[s] > 0.0 else typical[s]
             target, slope = penalised_level(
                 servers[s], exponent[s], service[s], growth[s], rho[s], ceiling[s]
             )
@@ -333,7 +334,7 @@ def newton(
                 right[s] = gradient[s] * (rho[s] - expected[s])
                 for t in range(tiers):
                     matrix[s, t] -= gradient[s] * rho_response[s, t]
-                if exponent[s] < 0.0 and rate[s] > 0.0:
+                if exponent[s] < 0.0 and rho[s] > 0.0:
                     scaled = min(expected[s], ceiling[s])
                     by_mean = service[s] * wait_curve(servers[s], exponent[s], scaled)[0]
                     for t in range(tiers):
@@ -344,8 +345,12 @@ def newton(
             for s in range(tiers):
                 if used[s]:
                     climb[s] = rho[s] - expected[s]
+                    shift[s] = 0.0
                     for t in range(tiers):
                         climb[s] += rho_response[s, t] * rise[t]
+                        if exponent[s] < 0.0 and rho[s] > 0.0:
+                            drift = rho_response[s, t] / rho[s] - rate_response[s, t] / rate[s]
+                            shift[s] += service[s] * drift * rise[t]
                     if level[s] <= floor:
                         size = max(size, abs(climb[s]))
                     # Long waits differ by no less than their own rounding.
@@ -361,10 +366,10 @@ def newton(
         for s in range(tiers):
             if used[s]:
                 x = base_expected[s] + base[s] / arc + part * (climb[s] + rise[s] / arc)
-                place = _advance(
-                    servers[s], exponent[s], base_service[s], growth[s], arc, x, ceiling[s]
-                )
+                # The mean service moves with the mix; the place is taken on the moved curve.
+                mean = max(base_service[s] + part * shift[s], 0.1 * base_service[s])
+                place = _advance(servers[s], exponent[s], mean, growth[s], arc, x, ceiling[s])
                 level[s] = penalised_level(
-                    servers[s], exponent[s], base_service[s], growth[s], place, ceiling[s]
+                    servers[s], exponent[s], mean, growth[s], place, ceiling[s]
                 )[0]
     return history.shape[0], False

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from testbed.radio import PowerLaw
 from testbed.routing.policies import Policy
 from testbed.theory.delay.base import DelayModel, TierLoad
 from testbed.theory.delay.erlang_c import ErlangC, scaled_wait
@@ -23,10 +24,12 @@ SPARE_SERVERS = (0.1, 1e-3, 1e-5, 1e-7)
 _DIFFERENCE = 1e-4
 """Relative step in the load at which a delay model's slope is taken."""
 
-STRETCHES = tuple(4.0**k for k in range(6, 0, -1))
-"""Radio delays, relative to the real ones, through which a difficult problem is approached."""
+STRETCHES = tuple(4.0**k for k in (6, 12, 18, 24))
+"""Radio delays, relative to the real ones, from which a difficult problem is approached."""
 
+_COARSE = 1e-3
 _PATIENCE = 40
+_LARGEST_LOG = 460.0
 
 _ARC = 0.03
 """Share of the cost scale at which a step counts as one of waits rather than of utilisation."""
@@ -87,6 +90,11 @@ def solve(
     max_iterations : evaluations of the association
     start : the operating point of a neighbouring problem with the same types and profiles
     """
+    if not isinstance(system.radio, PowerLaw):
+        # A radio model without closed geometry has its own quadrature (Theory H4).
+        from testbed.theory.extensions import radio_law
+
+        return radio_law.solve(system, policy, model, tolerance=tolerance, start=start)
     if not policy.load_aware:
         return _blind(system, policy, model)
     search = _Search(system, policy, model, tolerance, np.zeros((max_iterations, system.shape[1])))
@@ -131,14 +139,29 @@ class _Search:
     def settle(self, level: np.ndarray, spare: float, curve: _Curve) -> bool:
         """Bring ``level`` (S,) to the operating point of the curves, in place."""
         first = level.copy()
-        if self._run(level, spare, curve, 1.0, self.tolerance, _PATIENCE):
+        if self._run(level, spare, curve, 1.0, self.tolerance):
             return True
-        # Where radio delays are short beside differences of prefill the association is all or
-        # nothing and its derivative says little: come from longer radio delays.
-        level[:] = first
+        # Where radio delays are short beside other differences of cost the association is all or
+        # nothing and its derivative says little: come from longer radio delays, by steps that
+        # shorten where one fails.
+        stretch = 1.0
         for stretch in STRETCHES:
-            self._run(level, spare, curve, stretch, 1e-3, _PATIENCE)
-        return self._run(level, spare, curve, 1.0, self.tolerance, len(self.history))
+            level[:] = first
+            if self._run(level, spare, curve, stretch, _COARSE):
+                break
+        factor = 4.0
+        while stretch > 1.0 and factor > 1.02:
+            shorter = max(stretch / factor, 1.0)
+            trial = level.copy()
+            if self._run(
+                trial, spare, curve, shorter, self.tolerance if shorter == 1.0 else _COARSE
+            ):
+                level[:], stretch = trial, shorter
+            else:
+                factor **= 0.5
+        if stretch > 1.0:
+            return self._run(level, spare, curve, 1.0, self.tolerance, len(self.history))
+        return True
 
     def _run(
         self,
@@ -147,9 +170,9 @@ class _Search:
         curve: _Curve,
         stretch: float,
         tolerance: float,
-        most: int,
+        patience: int = _PATIENCE,
     ) -> bool:
-        room = self.history[self.used : self.used + most]
+        room = self.history[self.used : self.used + patience]
         if not len(room):
             return False
         steps, converged = newton(
@@ -279,7 +302,9 @@ def _fit(
         share[:, s] = here / mean
         if mean_before > 0:
             steepness = np.log(mean / mean_before) / -np.log1p(-_DIFFERENCE)
-            exponent[s] = max(steepness - at / (1.0 - at), 0.0)
+            # A wait that vanishes like ρ^k is fitted with a k that its unit can still hold.
+            most = _LARGEST_LOG / max(-np.log(at), 1e-300)
+            exponent[s] = min(max(steepness - at / (1.0 - at), 0.0), most)
         unit[s] = mean * (1.0 - at) * at ** -exponent[s]
     return _Curve(share, burden, exponent, unit, growth)
 
@@ -384,14 +409,16 @@ def assemble(search: _Search, wait: np.ndarray, converged: bool) -> OperatingPoi
         converged=converged,
         iterations=search.used,
         feasible=feasible,
-        reason=None if feasible else _overload(system, policy, loads, rho),
+        reason=None if feasible else overload_reason(system, policy, loads, rho),
         lost=policy.load_aware and not feasible,
         history=search.history[: search.used],
         advertised=wait,
     )
 
 
-def _overload(system: System, policy: Policy, loads: tuple[TierLoad, ...], rho: np.ndarray) -> str:
+def overload_reason(
+    system: System, policy: Policy, loads: tuple[TierLoad, ...], rho: np.ndarray
+) -> str:
     """Which tiers cannot serve what they get, and by how much (Theory D1-D3)."""
     parts = [
         f"{system.names[s]} has utilisation {rho[s]:.4g}: {loads[s].arrival_rate:.4g} requests/s "
