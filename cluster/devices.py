@@ -25,6 +25,7 @@ from testbed.step_time import AnyStepTime
 
 FOLDERS_VARIABLE = "TESTBED_DEVICES"
 WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
+MEMORY_TOLERANCE = 0.01
 SHAPE = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -273,3 +274,21 @@ def on_device(scenario: Scenario) -> Scenario:
     if scenario.engine is None or scenario.engine.device is None:
         return scenario
     return scenario.replace(engine=engine_on_device(scenario.engine))
+
+
+def memory_warnings(scenario: Scenario) -> tuple[str, ...]:
+    """What the scenario says of memory and its device does not: theory would miss by it."""
+    if scenario.engine is None or scenario.engine.device is None:
+        return ()
+    spec = engine_on_device(scenario.engine)
+    assert spec.num_blocks is not None
+    config = model_config(model_directory(spec.model))
+    kappa = nominal_bytes_per_token(config, WIDTHS.get(spec.dtype, 2))
+    pool = spec.num_blocks * spec.block_size * kappa
+    said = scenario.memory.capacity
+    if abs(said / pool - 1.0) <= MEMORY_TOLERANCE:
+        return ()
+    return (
+        f"memory.capacity: {said:.4g} bytes; the pool of engine.device {spec.device} "
+        f"has {pool:.4g}",
+    )

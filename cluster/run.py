@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cluster.deployment import Deployment, Node
-from cluster.devices import on_device
+from cluster.devices import memory_warnings, on_device
 from cluster.engines.device_time_clock import Pace
 from cluster.metrics import RouterMetrics
 from cluster.pace import pace_facts, pace_problem, read_pace
@@ -133,7 +133,7 @@ def run(
         records,
         deployment,
         seed=seed,
-        warnings=tuple(lost),
+        warnings=(*memory_warnings(scenario), *lost),
         resumed=len(done),
         paces=read_pace(deployment),
     )

@@ -18,6 +18,9 @@ ENGINES = {
 }
 """Name in a scenario -> ``module:class``; the module is imported when the engine is made."""
 
+IN_DEVICE_TIME = ("vllm",)
+"""Engines whose worker can be replaced by one that takes a measured device's time."""
+
 
 def make_engine(spec: EngineSpec, placement: Placement | None = None) -> Engine:
     """The engine that ``spec.name`` names, not started.
@@ -25,8 +28,14 @@ def make_engine(spec: EngineSpec, placement: Placement | None = None) -> Engine:
     Raises
     ------
     EngineError
-        The name is unknown, or the engine's module cannot be imported here.
+        The name is unknown, the engine's module cannot be imported here, or it knows no device
+        time.
     """
+    if spec.device is not None and spec.name not in IN_DEVICE_TIME:
+        raise EngineError(
+            f"engine.device: {spec.name} knows no device time; it is one of "
+            f"{', '.join(IN_DEVICE_TIME)}"
+        )
     try:
         module, _, name = ENGINES[spec.name].partition(":")
     except KeyError:

@@ -29,7 +29,7 @@ DATA = ROOT.parent / "shared" / "data"
 RUN = DATA / "gpu" / "rtx4090-llama-3.1-8b"
 TRACE = DATA / "traces" / "sharegpt" / "sharegpt-llama-3.1-8b-300-sps10.jsonl"
 RADIO = {"model": "power_law", "xi": 0.05, "alpha": 2.0}
-PINNED_SHARE, OUTPUTS = 0.3, 2048
+PINNED_SHARE, OUTPUTS, BATCH = 0.3, 2048, 12.0
 FIGURES = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -166,18 +166,17 @@ def real(options: argparse.Namespace) -> dict[str, Any]:
 def question(device: str, traffic: str, replicas: int, load: float, scale: float) -> Any:
     """A scenario on a device: its prefill, memory and limits from the record.
 
-    ``load`` is the share of time that the device would compute if nothing overlapped: prefills
-    alone, and each generated token a 16th of a step of 16 decodes.
+    ``load`` is the utilisation that theory predicts of the busiest tier under ``nearest``.
     """
     from calibration.record import Calibration
     from cluster.devices import engine_on_device, load_device
     from testbed.scenario import EngineSpec, Memory, Scenario, WorkloadSpec
+    from testbed.theory import predict
     from testbed.workload.derivation import derive
     from testbed.workload.trace import read_trace
 
     record = Calibration.load(load_device(device).path)
     assert record.m_run is not None and record.memory.kappa and record.memory.pool_bytes
-    assert record.step_time is not None
     engine = engine_on_device(EngineSpec(device=device, replicas=replicas, time_scale=scale))
     memory = Memory(
         capacity=record.memory.pool_bytes,
@@ -200,7 +199,7 @@ def question(device: str, traffic: str, replicas: int, load: float, scale: float
                 # What fits beside the deepest profile with its outputs; longer ones are counted.
                 max_tokens=min(engine.max_model_len, int((1 - PINNED_SHARE) * pool) - OUTPUTS),
             ),
-            decode_seconds=lambda n: record.occupancy(max(n, 1.0)),
+            decode_seconds=lambda n: record.occupancy(max(n, 1.0), 12000.0, batch=2.0),
             name="mooncake",
         ).scenario
     else:
@@ -219,7 +218,7 @@ def question(device: str, traffic: str, replicas: int, load: float, scale: float
                         "probability": p,
                         "tokens": n,
                         "output_tokens": m,
-                        "decode_occupancy": record.occupancy(m, n),
+                        "decode_occupancy": record.occupancy(m, n, batch=BATCH),
                     }
                     for name, p, n, m in types
                 ],
@@ -240,12 +239,9 @@ def question(device: str, traffic: str, replicas: int, load: float, scale: float
                 "engine": engine.model_dump(exclude_none=True),
             }
         )
-    decode = record.step_time.seconds(decodes=16, decode_context=16 * 1500.0) / 16
-    seconds = sum(
-        q.probability * (record.step_time.prefill_seconds(q.tokens) + q.output_tokens * decode)
-        for q in scenario.requests
-    )
-    return scenario.with_field("demand.intensity", load / seconds)
+    nearest = predict(scenario.replace(policy="nearest"))
+    busiest = max(tier.utilisation for tier in nearest.tiers.values())
+    return scenario.with_field("demand.intensity", scenario.demand.intensity * load / busiest)
 
 
 def cpu_seconds(pids: list[int]) -> float:

@@ -12,8 +12,10 @@ from cluster.devices import (
     engine_on_device,
     known_devices,
     load_device,
+    memory_warnings,
     on_device,
 )
+from cluster.engines import make_engine
 from cluster.engines.base import model_config, model_directory, nominal_bytes_per_token
 from testbed.errors import EngineError
 from testbed.scenario import EngineSpec, Scenario
@@ -92,6 +94,9 @@ def test_writing_out_is_idempotent_and_survives_a_saved_scenario():
     # A scenario that was saved has its defaults written out: they mean the device's all the same.
     assert on_device(Scenario.from_dict(scenario.to_dict())) == once
     assert once.engine is not None and once.engine.replicas == 3 and once.engine.time_scale == 2.0
+    assert memory_warnings(scenario) == ()
+    (said,) = memory_warnings(scenario.with_field("memory.capacity", 8e9))
+    assert said.startswith("memory.capacity: 8e+09 bytes; the pool of engine.device rtx4090")
 
 
 def test_without_a_device_nothing_changes():
@@ -132,6 +137,11 @@ def test_a_record_that_will_not_do_is_refused_in_one_line(tmp_path, changes, lin
     with pytest.raises(EngineError, match=line) as error:
         engine_on_device(EngineSpec(device=path))
     assert "\n" not in str(error.value) and str(error.value).startswith("engine.")
+
+
+def test_engines_that_compute_whatever_they_are_told_are_refused():
+    with pytest.raises(EngineError, match="sglang knows no device time"):
+        make_engine(EngineSpec(name="sglang", device="rtx4090"))
 
 
 def test_a_device_that_nobody_knows_names_those_that_are_known():
