@@ -1,22 +1,30 @@
-"""SGLang behind the Engine surface: its engine with prefix caching, pinning and a step log."""
+"""SGLang behind the Engine surface: its engine with prefix caching, pinning and a step log.
+
+What its stamps and steps mean, beside vLLM's:
+
+- ``queued`` is when the scheduler took the request in, between two steps: a request that comes
+  during a step waits for its end before this stamp, as in vLLM.
+- ``scheduled`` is when the first chunk of its prompt was put into a batch, at the first admission
+  if it was retracted later; ``engine_first_token`` when the last chunk's result was processed.
+- A step holds prefills or decodes, never both, and prefills go first: running decodes pause while
+  prompts are computed. The token budget bounds the prefills of one step and no decode.
+- ``EngineLoad.waiting`` counts requests that no step has begun; prefix queries and hits count
+  finished requests.
+- Cached tokens come in pages of ``block_size`` tokens; SGLang itself would take single tokens.
+- A request is admitted when its prompt, its whole output and one page more fit beside what runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import multiprocessing
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from cluster.engines.base import (
     Engine,
@@ -28,6 +36,7 @@ from cluster.engines.base import (
     model_directory,
     nominal_bytes_per_token,
 )
+from cluster.engines.sglang_workplace import Workplace
 from cluster.engines.step_log import STEP_LOG_VARIABLE
 from testbed.errors import EngineError
 
@@ -36,6 +45,9 @@ PLATFORM = "testbed_cpu"
 MAKE = "make sglang"
 CPU_POOL_BYTES = 2**30
 """KV pool on a CPU where the scenario names none: SGLang would take most of the memory."""
+
+FLUSH_PATIENCE = 2.0
+"""s that a request may take to leave the scheduler after its last token was seen."""
 
 LENGTH_MARGIN = 8
 """SGLang keeps a few positions of its context to itself; they are added, never used."""
@@ -60,12 +72,13 @@ class SglangEngine(Engine):
         super().__init__(*args, **kwargs)
         self._arguments = dict(arguments or {})
         self._engine: Any = None
-        self._processes: list[Any] = []
-        self._pinned: dict[str, list[int]] = {}
-        self._folder: str | None = None
+        self._workplace: Workplace | None = None
+        self._pinned: dict[str, np.ndarray] = {}
+        self._pinned_tokens = 0
         self._pool = 0
         self._controls = 0
         self._rpc = asyncio.Lock()
+        self._inside: set[asyncio.Task[Any]] = set()
         self._queries = 0
         self._hits = 0
         self._preemptions = 0
@@ -100,23 +113,21 @@ class SglangEngine(Engine):
         arguments = self._server_arguments(directory, on_cpu) | self._arguments
         self._environment(sglang_scheduler)
 
-        before = multiprocessing.active_children()
-        self._folder = tempfile.mkdtemp(prefix="sglang-")
-        failure = Path(self._folder) / "failure"
+        self._workplace = Workplace()
+        failure = self._workplace.failure
         os.environ[sglang_scheduler.FAILURE_VARIABLE] = str(failure)
         try:
-            with _temporary_files_in(self._folder):
+            with self._workplace.founding():
                 self._engine = sglang_scheduler.PinningEngine(**arguments)
         except (ValueError, RuntimeError, OSError, AssertionError) as error:
             reason = failure.read_text() if failure.exists() else str(error)
             first = next((x for x in reason.splitlines() if x.strip()), repr(error))
-            self._processes = _new_children(before)
             await self.stop()
             raise EngineError(f"SGLang did not start: {first}") from error
         finally:
             os.environ.pop(sglang_scheduler.FAILURE_VARIABLE, None)
-        self._processes = _new_children(before)
-        atexit.register(_end, self._processes)
+        shared = getattr(self._engine.tokenizer_manager.load_snapshot_reader, "path", "")
+        self._workplace.note_shared_memory(shared)
         # This one would kill every child of this process, Ray's and other engines' too.
         atexit.unregister(self._engine.shutdown)
         return self._facts(directory, arguments, sglang.__version__, on_cpu)
@@ -237,20 +248,21 @@ class SglangEngine(Engine):
 
     async def stop(self) -> None:
         engine, self._engine = self._engine, None
+        for task in self._inside:
+            task.cancel()
+        self._keep({})
         manager = getattr(engine, "tokenizer_manager", None)
         if manager is not None:
             # It takes the end of a process for a crash and then ends its own.
             await asyncio.to_thread(manager._subprocess_watchdog.stop)
-            for task in list(manager.asyncio_tasks):
+            tasks = list(manager.asyncio_tasks)
+            for task in tasks:
                 task.cancel()
-            engine.send_to_rpc.close(linger=0)
-            shared = getattr(manager.load_snapshot_reader, "path", None)
-            if shared is not None:
-                Path(shared).unlink(missing_ok=True)
-        await asyncio.to_thread(_end, self._processes)
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        workplace, self._workplace = self._workplace, None
+        if workplace is not None:
+            workplace.close_sockets()
+            await asyncio.to_thread(workplace.clear)
 
     # -- serving --
 
@@ -280,33 +292,24 @@ class SglangEngine(Engine):
         }
         if custom:
             sampling["custom_params"] = custom
-        ids: list[int] = []
-        times: list[float] = []
-        meta: dict[str, Any] = {}
-        manager = self._engine.tokenizer_manager
+        stream = asyncio.ensure_future(self._stream(request_id, prompt, sampling, priority))
+        self._inside.add(stream)
         try:
-            stream = await self._engine.async_generate(
-                input_ids=prompt,
-                sampling_params=sampling,
-                rid=request_id,
-                stream=True,
-                priority=priority,
-            )
-            async for output in stream:
-                now = time.perf_counter()
-                ids.extend(output["output_ids"])
-                times.extend([now] * len(output["output_ids"]))
-                meta |= output["meta_info"]
+            ids, times, stamps, meta = await stream
         except asyncio.CancelledError:
-            manager.abort_request(request_id)
+            if self._engine is None:
+                raise EngineError(f"request {request_id}: the engine was stopped") from None
+            self._engine.tokenizer_manager.abort_request(request_id)
             raise
         except ValueError as error:
             raise EngineError(f"request {request_id}: {error}") from None
+        finally:
+            self._inside.discard(stream)
         if len(ids) != output_tokens:
             raise EngineError(
                 f"request {request_id} ended after {len(ids)} of {output_tokens} tokens"
             )
-        queued, scheduled, first = (x or None for x in meta["testbed_stamps"][0])
+        queued, scheduled, first = (x or None for x in stamps)
         self._queries += len(prompt)
         self._hits += int(meta["cached_tokens"])
         self._preemptions += int(meta["num_retractions"])
@@ -323,27 +326,41 @@ class SglangEngine(Engine):
             preemptions=int(meta["num_retractions"]),
         )
 
+    async def _stream(
+        self, request_id: str, prompt: list[int], sampling: dict[str, Any], priority: int | None
+    ) -> tuple[list[int], list[float], list[float], dict[str, Any]]:
+        ids: list[int] = []
+        times: list[float] = []
+        stamps: list[list[float]] = []
+        meta: dict[str, Any] = {}
+        stream = await self._engine.async_generate(
+            input_ids=prompt,
+            sampling_params=sampling,
+            rid=request_id,
+            stream=True,
+            priority=priority,
+        )
+        async for output in stream:
+            now = time.perf_counter()
+            ids.extend(output["output_ids"])
+            times.extend([now] * len(output["output_ids"]))
+            meta = output["meta_info"]
+            stamps = stamps or meta["testbed_stamps"]
+        return ids, times, stamps[0], meta
+
     def _check_pool(self, tokens: list[int], output_tokens: int) -> None:
         """Refuse what SGLang would cut short or let wait for ever beside the pinned prefixes."""
         page = self.spec.block_size
         whole = -(-len(tokens) // page) * page + output_tokens + max(page + 1, LENGTH_MARGIN)
-        reused = max((_common(tokens, p, page) for p in self._pinned.values()), default=0)
-        beside = len(tokens) - reused + output_tokens + page + 1
-        pinned = self._pinned_tokens()
-        if whole > self._pool or beside > self._pool - pinned:
+        missing = len(tokens) + output_tokens + page + 1 - (self._pool - self._pinned_tokens)
+        if missing > 0:
+            prompt = np.asarray(tokens)
+            missing -= max((_common(prompt, p, page) for p in self._pinned.values()), default=0)
+        if whole > self._pool or missing > 0:
             raise EngineError(
                 f"a request of {len(tokens)} + {output_tokens} tokens does not fit in the KV pool "
-                f"of {self._pool} tokens, {pinned} of them pinned (engine.num_blocks)"
+                f"of {self._pool} tokens, {self._pinned_tokens} of them pinned (engine.num_blocks)"
             )
-
-    def _pinned_tokens(self) -> int:
-        total = 0
-        seen: list[list[int]] = []
-        for tokens in self._pinned.values():
-            shared = max((_common(tokens, s, self.spec.block_size) for s in seen), default=0)
-            total += len(tokens) - shared
-            seen.append(tokens)
-        return total
 
     # -- pins --
 
@@ -357,30 +374,44 @@ class SglangEngine(Engine):
         if name in self._pinned:
             raise EngineError(f"pin {name!r}: this name is pinned already")
         try:
-            await self._pin(name, [int(t) for t in tokens[:whole]])
+            await self._pin(name, np.asarray(tokens[:whole]))
         except EngineError as error:
             raise EngineError(f"pin {name!r}: {error}") from None
         return whole
 
-    async def _pin(self, name: str, tokens: list[int]) -> None:
+    async def _pin(self, name: str, tokens: np.ndarray) -> None:
         self._controls += 1
         await self._serve(f"pin-{name}-{self._controls}", tokens, 1, {"testbed_pin": name})
-        self._pinned[name] = tokens
+        self._keep({**self._pinned, name: tokens})
+
+    def _keep(self, pinned: dict[str, np.ndarray]) -> None:
+        self._pinned = pinned
+        self._pinned_tokens = 0
+        seen: list[np.ndarray] = []
+        for tokens in pinned.values():
+            shared = max((_common(tokens, s, self.spec.block_size) for s in seen), default=0)
+            self._pinned_tokens += len(tokens) - shared
+            seen.append(tokens)
 
     async def unpin(self, name: str) -> None:
+        if self._engine is None:
+            raise EngineError("the engine is not running")
         if name not in self._pinned:
             raise EngineError(f"unpin {name!r}: nothing is pinned under this name")
         async with self._rpc:
             await asyncio.to_thread(self._engine.collective_rpc, "testbed_unpin", name=name)
-        del self._pinned[name]
+        self._keep({key: tokens for key, tokens in self._pinned.items() if key != name})
 
     async def forget(self) -> None:
         if self._engine is None:
             raise EngineError("the engine is not running")
-        result = await self._engine.tokenizer_manager.flush_cache()
-        if not result.success:
-            raise EngineError("the prefix cache could not be emptied: requests are running")
-        pinned, self._pinned = self._pinned, {}
+        deadline = time.perf_counter() + FLUSH_PATIENCE
+        while not (await self._engine.tokenizer_manager.flush_cache()).success:
+            if time.perf_counter() > deadline:
+                raise EngineError("the prefix cache could not be emptied: requests are running")
+            await asyncio.sleep(0.005)
+        pinned = self._pinned
+        self._keep({})
         for name, tokens in pinned.items():
             await self._pin(name, tokens)
 
@@ -401,48 +432,9 @@ class SglangEngine(Engine):
         )
 
 
-@contextmanager
-def _temporary_files_in(folder: str) -> Iterator[None]:
-    """Sockets and metric files of SGLang, which it leaves behind, go to one folder."""
-    previous, variable = tempfile.tempdir, os.environ.get("TMPDIR")
-    tempfile.tempdir = os.environ["TMPDIR"] = folder
-    try:
-        yield
-    finally:
-        tempfile.tempdir = previous
-        if variable is None:
-            os.environ.pop("TMPDIR")
-        else:
-            os.environ["TMPDIR"] = variable
-
-
-def _new_children(before: list[Any]) -> list[Any]:
-    return [p for p in multiprocessing.active_children() if p not in before]
-
-
-def _common(a: Sequence[int], b: Sequence[int], page: int) -> int:
+def _common(a: np.ndarray, b: np.ndarray, page: int) -> int:
     """Length of the common prefix in whole pages."""
     n = min(len(a), len(b))
-    different = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    different = np.flatnonzero(a[:n] != b[:n])
     length = int(different[0]) if len(different) else n
     return length // page * page
-
-
-def _end(processes: list[Any]) -> None:
-    """Kill processes and what they started, wait until they are gone, and empty the list."""
-    family: list[psutil.Process] = []
-    for process in processes:
-        try:
-            parent = psutil.Process(process.pid)
-            family += [*parent.children(recursive=True), parent]
-        except psutil.NoSuchProcess:
-            continue
-    for member in family:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
-    for process in processes:
-        process.join()
-    processes.clear()
-    psutil.wait_procs(family, timeout=30)

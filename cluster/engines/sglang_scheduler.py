@@ -224,8 +224,9 @@ class PinningScheduler(Scheduler):
         scheduled = time.monotonic()
         self.running_batch = plan.running_batch
         self._current = batch
-        # A step may take long: whoever looks at the load meanwhile must see this step's queue.
-        self.publish_load_snapshot(force=True)
+        if batch.forward_mode.is_extend():
+            # It may take long: whoever looks at the load meanwhile must see this step's queue.
+            self.publish_load_snapshot(force=True)
         if self._step_log is not None:
             self._scheduled = [started, scheduled, *self._sums(batch)]
         return plan
@@ -297,6 +298,13 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
 
 
 class PinningEngine(Engine):
-    """SGLang's engine whose scheduler process is :func:`run_scheduler`."""
+    """SGLang's engine whose scheduler process is :func:`run_scheduler`, without a detokenizer.
+
+    Token ids go straight to the caller; the detokenizer's process would only import and wait.
+    """
 
     run_scheduler_process_func = staticmethod(run_scheduler)
+
+    @classmethod
+    def _launch_detokenizer_subprocesses(cls, **_: Any) -> tuple[list[Any], list[str]]:
+        return [], []

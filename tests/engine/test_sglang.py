@@ -322,11 +322,35 @@ def test_only_pinned_prefixes_are_reused_when_the_scenario_says_so(pinned_only):
     assert pinned_only.generate("none", with_suffix(deep, 6)).cached_tokens == 0
 
 
-def test_stopping_leaves_no_process_and_is_safe_twice(engine):
+def wait_for_running(engine: Held, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while engine("load").running != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_cancelled_request_leaves_the_engine(engine):
+    import ray
+
+    long = engine.actor.call.remote("generate", ("cancelled", prompt(1, 500), 1500), {})
+    wait_for_running(engine, 1)
+    ray.cancel(long)
+    wait_for_running(engine, 0)
+    with pytest.raises((ray.exceptions.TaskCancelledError, ray.exceptions.RayTaskError)):
+        ray.get(long)
+
+
+def test_stopping_ends_requests_leaves_no_process_and_is_safe_twice(engine):
+    import ray
+
     started = {pid for pid, name in engine.processes().items() if "sglang" in name}
-    assert len(started) == 2  # scheduler and detokenizer
+    assert len(started) == 1  # the scheduler; ids need no detokenizer
+    long = engine.actor.call.remote("generate", ("interrupted", prompt(1, 500), 1500), {})
+    wait_for_running(engine, 1)
     engine("stop")
     engine("stop")
+    with pytest.raises(EngineError, match="request interrupted: the engine was stopped"):
+        ray.get(long)
     assert not any(psutil.pid_exists(pid) for pid in started)
     with pytest.raises(EngineError, match="not running"):
         engine.generate("late", prompt(1, 10))
