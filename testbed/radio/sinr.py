@@ -120,11 +120,15 @@ class Sinr(RadioModel):
         self.overhead = overhead
         self.need = payload / (bandwidth * coherence)
         self.floor = overhead + coherence * self.need / link.cap
-        self.distances = _grid(link)
-        mean, quantiles = zip(*(self._law(float(r)) for r in self.distances), strict=True)
-        # Rounding may undo what is true of the law: it grows with distance.
-        self.means = np.maximum.accumulate(np.array(mean))
-        self.quantiles = np.maximum.accumulate(np.array(quantiles), axis=0)
+        distances = _grid(link)
+        mean, quantiles = zip(*(self._law(float(r)) for r in distances), strict=True)
+        # Rounding may undo what is true of the law, that it grows with distance: a row whose mean
+        # does not exceed all before it is left out.
+        means = np.array(mean)
+        before = np.concatenate([[self.floor], np.maximum.accumulate(means)[:-1]])
+        grows = means - self.floor > (before - self.floor) * (1.0 + 1e-9)
+        self.distances, self.means = distances[grows], means[grows]
+        self.quantiles = np.maximum.accumulate(np.array(quantiles)[grows], axis=0)
         self._log_quantiles = np.log(self.quantiles)
         self._log_distance = np.log(self.distances)
         self._log_extra = np.log(self.means - self.floor)
@@ -174,7 +178,7 @@ class Sinr(RadioModel):
             quantiles = np.interp(_LEVELS, cdf, times)
         floor = self.need / self.link.cap
         return (
-            self.overhead + self.coherence * max(blocks, floor * (1.0 + 1e-9)),
+            self.overhead + self.coherence * max(blocks, floor),
             self.overhead + self.coherence * np.maximum(quantiles, floor),
         )
 

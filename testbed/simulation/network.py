@@ -69,7 +69,7 @@ def simulate_network(
     rules = network_rules(scenario, system, spec, law, advertised=wait is None)
     tables = network_tables(scenario, system, spec, layout, traffic.costs, wait)
     net = idle_network(rules, layout, len(system.profiles))
-    radio = tabulate(radio_model(scenario.radio), layout.longest)
+    radio = tabulate(radio_model(scenario.radio, scenario.nodes.density), layout.longest)
     rng = generator(seed, "failures")
     profiles = len(system.profiles)
     per_profile = 1 if layout.palm else scenario.routing.candidates_per_profile

@@ -182,7 +182,7 @@ def replicate(
         assert wait is not None
         simulate_tiers(
             system,
-            radio_model(scenario.radio),
+            radio_model(scenario.radio, scenario.nodes.density),
             policy,
             wait,
             law,
