@@ -1,0 +1,67 @@
+"""Overload: finite waits for tiers that cannot serve what they get, and which (Theory D1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from testbed.routing.policies import Policy
+from testbed.theory.delay.base import DelayModel, TierLoad
+from testbed.theory.system import System
+
+
+def overload_growth(system: System, model: DelayModel, s: int, spare: float) -> float:
+    """Mean wait of all requests alike at 1 − spare/c of tier s, in every spare/c; seconds.
+
+    It does not depend on the mix that the tier gets: a penalty that did could have several
+    answers.
+    """
+    load = replace(
+        system.tier_load(np.zeros(system.shape), s), arrival_rate=1.0, weights=system.probability
+    )
+    rho = model.utilisation(load)
+    if rho <= 0:
+        return 1.0
+    free = spare / load.concurrency
+    mean = float(system.probability @ model.mean(load.scaled((1.0 - free) / rho)))
+    return mean / free
+
+
+def penalised_means(
+    system: System, model: DelayModel, association: np.ndarray, spare: float
+) -> np.ndarray:
+    """Q(A), the mean excess delays (Q, S), s; straight lines above 1 − spare/c (Theory D1)."""
+    result = np.zeros(system.shape)
+    for s in range(system.shape[1]):
+        load = system.tier_load(association, s)
+        rho = model.utilisation(load)
+        ceiling = 1.0 - spare / load.concurrency
+        if rho <= ceiling:
+            result[:, s] = model.mean(load)
+            continue
+        edge = model.mean(load.scaled(ceiling / rho))
+        more = overload_growth(system, model, s, spare) * (rho - ceiling)
+        result[:, s] = edge * (1.0 + more / float(load.weights @ edge))
+    return result
+
+
+def overload_reason(
+    system: System, policy: Policy, loads: tuple[TierLoad, ...], rho: np.ndarray
+) -> str:
+    """Which tiers cannot serve what they get, and by how much (Theory D1-D3)."""
+    parts = [
+        f"{system.names[s]} has utilisation {rho[s]:.4g}: {loads[s].arrival_rate:.4g} requests/s "
+        f"per node where it can serve {loads[s].arrival_rate / rho[s]:.4g}"
+        for s in np.argsort(-rho, kind="stable")
+        if rho[s] >= 1
+    ]
+    text = "; ".join(parts)
+    if policy.load_aware:
+        text = f"no stable operating point: {text}"
+    if system.capacity_margin < 0:
+        text += (
+            f"; no routing can help: the least demand is {system.least_demand:.4g} busy servers "
+            f"per km², the capacity {system.capacity:.4g}"
+        )
+    return text
