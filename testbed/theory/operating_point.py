@@ -21,7 +21,6 @@ from testbed.theory.search import (
 )
 from testbed.theory.system import System
 
-
 __all__ = [
     "SPARE_SERVERS",
     "OperatingPoint",
