@@ -64,7 +64,9 @@ def with_suffix(prefix: np.ndarray, seed: int, length: int = 20) -> np.ndarray:
 async def evict_everything(engine, tag: str) -> None:
     """Prompts of three times the pool: plain LRU keeps nothing that was there before."""
     for i in range(3 * POOL * BLOCK // 480):
-        await engine.generate(f"evict-{tag}-{i}", prompt(10_000 + 97 * i + sum(tag.encode()), 480), 1)
+        await engine.generate(
+            f"evict-{tag}-{i}", prompt(10_000 + 97 * i + sum(tag.encode()), 480), 1
+        )
 
 
 async def test_an_unpinned_prefix_is_evicted_by_that_load(engine):
