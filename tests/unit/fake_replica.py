@@ -12,7 +12,6 @@ import numpy as np
 
 from cluster.wire import Link, Server
 
-
 UNLUCKY = 999_983
 """Output tokens at which the fake says that it failed."""
 
