@@ -66,7 +66,7 @@ class Router:
         count, profiles = len(stream), len(scenario.profiles)
         densities = np.array([s.fraction * scenario.nodes.density for s in scenario.profiles])
         self._distances = nearest_distances(densities, count, generator(seed, "distances"))
-        model = radio_model(scenario.radio)
+        model = radio_model(scenario.radio, scenario.nodes.density)
         self._radio = model.sample(self._distances, generator(seed, "radio"))
         self._reusable = stream.reusable
         self._prefill = residual_prefill(

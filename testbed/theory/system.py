@@ -79,7 +79,7 @@ class System:
             concurrency=np.array([scenario.concurrency(s) for s in profiles]),
             node_density=scenario.nodes.density,
             intensity=scenario.demand.intensity,
-            radio=radio_model(scenario.radio),
+            radio=radio_model(scenario.radio, scenario.nodes.density),
             step_time=step_time,
             token_budget=None if scenario.engine is None else scenario.engine.token_budget,
         )
