@@ -60,10 +60,12 @@ class Search:
             self.policy.fixed_cost(system.residual, np.zeros(system.shape))
         )
         self.area, self.power, _ = radio_area(system)
-        self.floor = NEGLIGIBLE_WAIT * float(system.probability @ system.residual.mean(axis=1))
+        prefill = float(system.probability @ system.residual.mean(axis=1))
         spread = float(np.ptp(system.residual[:, system.density > 0], axis=1).max())
         near = float(system.radio.delay(np.array(1.0 / np.sqrt(np.pi * system.node_density))))
-        self.arc = _ARC * (spread + near)
+        # Every prompt may be a full hit: the radio delay is then the only scale.
+        self.floor = NEGLIGIBLE_WAIT * max(prefill, near, 1e-300)
+        self.arc = _ARC * max(spread + near, 1e-300)
 
     def settle(self, level: np.ndarray, spare: float, curve: _Curve) -> bool:
         """Bring ``level`` (S,) to the operating point of the curves, in place."""
