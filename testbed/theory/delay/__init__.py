@@ -1,6 +1,14 @@
 """Delay models: the law of a node's excess delay under its load (Theory B, H2, H3)."""
 
-from testbed.theory.delay import delay_map, erlang_c, mgc, phase_type, step_chain
+from testbed.theory.delay import (
+    birth_death,
+    delay_map,
+    erlang_c,
+    mgc,
+    phase_type,
+    step_chain,
+    token_server,
+)
 from testbed.theory.delay.base import (
     DELAY_MODELS,
     DelayModel,
@@ -15,6 +23,7 @@ __all__ = [
     "DelayModel",
     "ExcessDelay",
     "TierLoad",
+    "birth_death",
     "delay_map",
     "erlang_c",
     "get_delay_model",
@@ -22,4 +31,5 @@ __all__ = [
     "phase_type",
     "register",
     "step_chain",
+    "token_server",
 ]

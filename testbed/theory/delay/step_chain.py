@@ -22,23 +22,36 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.sparse import csc_matrix, csr_matrix, identity, kron
 from scipy.sparse.csgraph import connected_components
-from scipy.sparse.linalg import LinearOperator, gmres, splu
+from scipy.sparse.linalg import splu
 
 from testbed.errors import ScenarioError
 from testbed.step_time import AnyStepTime
 from testbed.theory.delay import step_chain_kernel as kernel
 from testbed.theory.delay.base import DelayModel, ExcessDelay, TierLoad, register
+from testbed.theory.delay.engine_load import calibrated
 from testbed.theory.delay.step_chain_batch import PrefillBatch, PromptMix, prefill_batch
 from testbed.theory.delay.step_chain_law import TransformLaw
 from testbed.theory.delay.step_chain_slots import SequenceSlots, stage_count
+from testbed.theory.delay.step_chain_solver import coarse_chain as kernel_coarse
+from testbed.theory.delay.step_chain_solver import (
+    queue_ranges,
+    slot_ranges,
+    stationary,
+)
 
-MOST_OCCUPATIONS = 500
+MOST_OCCUPATIONS = 300
 """Bound on the occupations of the slots, from which the number of Erlang stages follows."""
 
-TAIL = 1e-7
+MOST_LEVELS = 2048
+"""Most queue lengths that are told apart."""
+
+TAIL = 1e-6
 """Share of steps that may start with the queue at its truncated length."""
 
-NEGLIGIBLE = 1e-12
+NEGLIGIBLE = 1e-9
+
+TOLERANCE = 1e-7
+"""Σ|π − πP| at the solver's stop."""
 
 
 @dataclass(frozen=True)
@@ -156,16 +169,6 @@ def _reachable(step: csr_matrix, start: int) -> np.ndarray:
         label = after[0]
 
 
-def calibrated(load: TierLoad, model: str) -> tuple[AnyStepTime, int]:
-    """The node's step time and token budget, or what is missing."""
-    if load.step_time is None or load.token_budget is None:
-        missing = "step time" if load.step_time is None else "token budget"
-        raise ScenarioError(
-            f"delay_model: {model} needs the engine's {missing}; give engine.calibration"
-        )
-    return load.step_time, load.token_budget
-
-
 def chunked(step_time: AnyStepTime, new: float, cached: float, budget: int) -> float:
     """Seconds of an unloaded prefill in chunks of the budget."""
     seconds = 0.0
@@ -271,13 +274,18 @@ def solve(
     chain: Chain, rate: float, *, tail: float = TAIL, start: Stationary | None = None
 ) -> Stationary:
     """The stationary law at an arrival rate below the chain's capacity."""
-    rho = rate / chain.capacity
-    levels = chain.count + 8 + int(6.0 / (1.0 - rho))
+    spare = 1.0 - rate / chain.capacity
+    levels = chain.count + 8 + int(5.0 / spare)
     while True:
         found = _solve(chain, rate, levels, start)
-        if found.tail < tail or levels >= 4096:
+        if found.tail < tail or levels >= MOST_LEVELS:
             return found
-        levels *= 2
+        # The tail is geometric; go on as far as its decay asks.
+        present = found.law.sum(axis=(0, 1))
+        decay = np.log(present[-levels // 3 - 2] / present[-2]) / (levels // 3)
+        more = np.log(found.tail / tail) / max(decay, 0.5 / levels)
+        levels = min(levels + max(int(1.1 * more), levels // 8), MOST_LEVELS)
+        start = found
 
 
 def _solve(chain: Chain, rate: float, levels: int, start: Stationary | None) -> Stationary:
@@ -293,7 +301,6 @@ def _solve(chain: Chain, rate: float, levels: int, start: Stationary | None) -> 
         slots.start, slots.target, slots.probability, slots.occupied, batch.fits, for_whole,
         kinds, levels,
     ).ravel()  # fmt: skip
-    away = 1.0 / (1.0 - stay)
 
     def step(x: np.ndarray) -> np.ndarray:
         kernel.move(x.reshape(shape), slots.start, slots.target, slots.probability, moved)
@@ -310,35 +317,32 @@ def _solve(chain: Chain, rate: float, levels: int, start: Stationary | None) -> 
         )
         return result.ravel()
 
-    # π = πP, with the rank-one term that makes the system regular and its solution sum to 1.
-    # Unknowns are weighted by the chance to leave a state, so that long stays do not slow it.
     if start is not None and start.law.shape[:2] == shape[:2]:
-        anchor = np.zeros(shape)
+        guess = np.zeros(shape)
         keep = min(levels, start.law.shape[2])
-        anchor[:, :, :keep] = start.law[:, :, :keep]
+        guess[:, :, :keep] = start.law[:, :, :keep]
     else:
-        anchor = np.zeros(shape)
-        anchor[:, 0, : chain.count] = 1.0
-    anchor = anchor.ravel() / anchor.sum()
-    for _ in range(5):
-        anchor = step(anchor).copy()
-    count = [0]
+        guess = np.zeros(shape)
+        guess[0, 0, 0] = 1.0
+    x = guess.ravel()
+    for _ in range(20):
+        x = step(x).copy()
+    by_slots, by_queue = slot_ranges(chain.count), queue_ranges(levels)
+    columns = int(by_queue[-1]) + 1
+    group = np.broadcast_to(
+        (by_slots[slots.occupied] * columns)[:, None, None] + by_queue, shape
+    ).ravel()
 
-    def apply(y: np.ndarray) -> np.ndarray:
-        count[0] += 1
-        x = away * y
-        return x - step(x) + anchor * x.sum()
+    def coarse(x: np.ndarray) -> np.ndarray:
+        return kernel_coarse(
+            x.reshape(shape), slots.start, slots.target, slots.probability, slots.occupied,
+            batch.fits, for_whole, for_cut, *lengths, by_slots, by_queue, NEGLIGIBLE,
+        )  # fmt: skip
 
-    n = anchor.size
-    y, _ = gmres(
-        LinearOperator((n, n), matvec=apply, dtype=float), anchor, x0=anchor / away,
-        rtol=1e-9, restart=60, maxiter=20,
-    )  # fmt: skip
-    x = np.maximum(away * y, 0.0)
-    x /= x.sum()
+    x, used = stationary(step, coarse, group, 1.0 - stay, x, TOLERANCE)
     kernel.move(x.reshape(shape), slots.start, slots.target, slots.probability, moved)
     law = moved.copy()
-    return Stationary(chain, rate, law, float(law[:, :, -1].sum()), count[0], lengths)
+    return Stationary(chain, rate, law, float(law[:, :, -1].sum()), used, lengths)
 
 
 NODES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.875, 0.92, 0.95)

@@ -148,7 +148,7 @@ def serve(
                 continue
             for j in range(free):
                 p = fits[n, f, j] - fits[n, f, j + 1]
-                if p <= 1e-13:
+                if p <= 1e-9:
                     continue
                 joint[:] = 0.0
                 law = for_cut[n, f, j]
@@ -377,7 +377,7 @@ def remaining(
                         for i in range(min(j, free)):
                             reach = own_fits[n, f, j] if i == j - 1 else fits[n, f, i + 1]
                             p = fits[n, f, i] - reach
-                            if p <= 1e-13:
+                            if p <= 1e-9:
                                 continue
                             for g in range(1, kinds):
                                 weight = p * left[n, f, i, g]

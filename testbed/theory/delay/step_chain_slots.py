@@ -15,7 +15,7 @@ from math import comb
 import numba
 import numpy as np
 
-LEAST_PROBABILITY = 1e-9
+LEAST_PROBABILITY = 1e-6
 """Joint moves less likely than this are left out; what is left is scaled to sum to 1."""
 
 
