@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterator
@@ -134,7 +135,11 @@ def _measure(job: Job, out: Path, core: int | None, as_json: bool) -> None:
     folder = partial_folder(out)
     if folder.exists():
         _say(f"going on with the samples in {folder}")
-    records = _run(job, folder, core)
+    try:
+        records = _run(job, folder, core)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        _say(f"interrupted; what was measured is in {folder}, and the same command goes on")
+        sys.exit(130)
     written = save_all(out, records)
     samples = keep_samples(out)
     for file in [*written, *([samples] if samples else [])]:

@@ -62,11 +62,15 @@ def model_facts(facts: EngineFacts) -> ModelFacts:
 def device_facts(facts: EngineFacts) -> DeviceFacts:
     """The GPU by NVML where the engine runs on one, else the CPU.
 
-    The emulated engine has no device of its own: its kind is ``other``.
+    The emulated engine has no device of its own: its kind is ``other``. In device time the
+    device is the one whose record sets the pace.
     """
     if facts.clock == "emulated":
         details = {"step_time": facts.device, "host": cpu_details()}
         return DeviceFacts(kind="other", name="emulated", details=details)
+    if facts.clock == "device time":
+        details = {"paced": facts.extra.get("device_time", {}), "host": cpu_details()}
+        return DeviceFacts(kind="gpu", name=facts.device, details=details)
     if facts.device == "cpu":
         details = cpu_details()
         return DeviceFacts(

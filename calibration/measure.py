@@ -200,7 +200,7 @@ def _record(
     pool_bytes = usable_blocks(facts) * block_bytes
     return Calibration(
         source=Source(
-            kind="emulated" if facts.clock == "emulated" else "measured",
+            kind="measured" if facts.clock == "wall clock" else "emulated",
             tool="testbed",
             tool_version=known.code_version(),
             notes=tuple(notes),

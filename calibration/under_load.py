@@ -19,6 +19,8 @@ from cluster.engines.step_log import read_steps
 from testbed.seeds import generator
 from testbed.theory.prefill import prefill_time
 
+LEAST_SECONDS = 30.0
+"""s of each load at least, however many profiles share the time."""
 SEED = 0
 """Of the mix in the implied capacity: its size, not its order, decides."""
 
@@ -38,6 +40,7 @@ async def measure_loads(
     """
     used = {}
     design, journal = stages.design, stages.journal
+    seconds = max(min(LEAST_SECONDS, design.load_seconds), design.load_seconds / len(profiles))
     for name, chains in profiles.items():
         block = stages.facts.block_size
         chain = max(chains, key=len) if chains else np.zeros(0, dtype=np.int32)
@@ -68,7 +71,7 @@ async def measure_loads(
                 if rho not in have:
                     await asyncio.sleep(0.2)
                     first = stages.rows()
-                    run = await load.poisson(rho * capacity, design.load_seconds, f"load {rho}")
+                    run = await load.poisson(rho * capacity, seconds, f"load {rho}")
                     journal.add(
                         stage,
                         role="load",

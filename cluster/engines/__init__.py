@@ -18,8 +18,8 @@ ENGINES = {
 }
 """Name in a scenario -> ``module:class``; the module is imported when the engine is made."""
 
-IN_DEVICE_TIME = ("vllm",)
-"""Engines whose worker can be replaced by one that takes a measured device's time."""
+IN_DEVICE_TIME = ("vllm", "emulated")
+"""Engines that can take a measured device's time: vLLM's worker replaced, or no model at all."""
 
 
 def make_engine(spec: EngineSpec, placement: Placement | None = None) -> Engine:

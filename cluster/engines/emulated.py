@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from cluster.devices import engine_on_device, load_device
 from cluster.engines.base import (
     Engine,
     EngineFacts,
@@ -73,7 +74,8 @@ class _Live:
 class EmulatedEngine(Engine):
     """An engine whose steps take as long as a calibration says, and compute nothing.
 
-    The step time is that of ``spec.calibration`` (its ``step_time``), else
+    The step time is that of ``spec.calibration`` (its ``step_time``), or of ``spec.device`` with
+    all that a device decides (:func:`cluster.devices.engine_on_device`), else
     :data:`DEFAULT_STEP_TIME`. ``spec.time_scale`` wall seconds pass per second of the formula.
     Generated token ids are arbitrary.
     """
@@ -103,8 +105,20 @@ class EmulatedEngine(Engine):
     async def start(self) -> EngineFacts:
         if self._thread is not None:
             raise EngineError("the engine is running already")
+        if self.spec.device is not None and self.spec.calibration is not None:
+            raise EngineError("engine.calibration and engine.device: one or the other")
         calibration = _read_calibration(self.spec.calibration)
-        self._step_time = _step_time(calibration, self.spec.calibration)
+        source = self.spec.calibration or "default step time, invented for tests"
+        asynchronous = False
+        paced: dict[str, Any] = {}
+        if self.spec.device is not None:
+            profile = load_device(self.spec.device)
+            self.spec = engine_on_device(self.spec)
+            self._step_time, source = profile.step_time, profile.device.name
+            asynchronous = profile.async_scheduling
+            paced["device"] = profile.facts()
+        else:
+            self._step_time = _step_time(calibration, self.spec.calibration)
         kappa, self._vocabulary = self._model(calibration)
         blocks = self.spec.num_blocks or self._pool(calibration)
         self._config = EngineConfig(
@@ -112,6 +126,7 @@ class EmulatedEngine(Engine):
             max_sequences=self.spec.max_sequences,
             block_size=self.spec.block_size,
             num_blocks=blocks,
+            async_scheduling=asynchronous,
             max_model_len=self.spec.max_model_len,
         )
         await asyncio.to_thread(self._compile)
@@ -125,7 +140,6 @@ class EmulatedEngine(Engine):
         self._failure = None
         self._thread = threading.Thread(target=self._pace, name="emulated engine", daemon=True)
         self._thread.start()
-        source = self.spec.calibration or "default step time, invented for tests"
         return EngineFacts(
             name=self.name,
             version=__version__,
@@ -141,12 +155,13 @@ class EmulatedEngine(Engine):
             token_budget=self._config.token_budget,
             clock="emulated",
             extra={
+                **paced,
                 "step_time": self._step_time.model_dump(mode="json")
                 if isinstance(self._step_time, StepTime)
                 else self._step_time.kind,
                 "time_scale": self.spec.time_scale,
                 "prefix_caching": True,
-                "async_scheduling": False,
+                "async_scheduling": asynchronous,
                 "usable_blocks": blocks - 1,
             },
         )

@@ -31,6 +31,8 @@ from calibration.record import Calibration
 from calibration.speed import speed_check
 from cluster.engines import make_engine
 from cluster.engines.base import Engine, EngineFacts, Placement
+from cluster.engines.step_log import read_steps
+from testbed.errors import CalibrationError, EngineError
 from testbed.scenario import EngineSpec, Prefill
 from testbed.step_time import COEFFICIENTS, StepTime
 from testbed.theory.prefill import prefill_time
@@ -171,7 +173,14 @@ def test_an_unchanged_engine_holds_and_keeps_its_speed(known, recovered):
 
 def test_a_killed_calibration_goes_on(known, tmp_path, monkeypatch):
     """What was measured before the kill is not measured again."""
-    short = replace(DESIGNS["check"], prefill_budget=1.0, mix_budget=0.5, mix_least=8)
+    short = replace(
+        DESIGNS["check"],
+        prefill_budget=1.0,
+        decode_repeats=1,
+        decode_outputs=(3, 9),
+        mix_budget=0.5,
+        mix_least=8,
+    )
     monkeypatch.setitem(DESIGNS, "check", short)
     options = {"effort": "check", "seed": 8, "max_prompt": 128, "resume_dir": tmp_path}
     stages: list[str] = []
@@ -188,6 +197,83 @@ def test_a_killed_calibration_goes_on(known, tmp_path, monkeypatch):
     after = (tmp_path / "points.jsonl").read_bytes().count(b'"stage":"prefill"')
     assert before == after > 0
     assert record.extra["resumed_samples"] > 0 and record.decode
+
+
+# --- the emulated engine itself ------------------------------------------------------------------
+
+
+def emulated(**changes: Any) -> EngineSpec:
+    values = {"name": "emulated", "num_blocks": 65, "max_model_len": 1024, "max_sequences": 4}
+    return EngineSpec(**{**values, **changes})
+
+
+@pytest.mark.parametrize("reuse", ["pinned", "any"])
+async def test_an_emulated_pin_holds_and_reuse_is_as_asked(reuse):
+    engine = make_engine(emulated(reuse=reuse))
+    await engine.start()
+    try:
+        draw = np.random.default_rng(1)
+        chain = draw.integers(256, 4096, 330)
+        assert await engine.pin("p", chain) == 320
+        with pytest.raises(EngineError, match="pinned already"):
+            await engine.pin("p", chain)
+        assert (await engine.load()).kv_usage == pytest.approx(10 / 64)
+        for i in range(6):  # more than the pool holds beside the pin
+            await engine.generate(f"e{i}", draw.integers(256, 4096, 600), 2)
+        again = draw.integers(256, 4096, 400)
+        first = await engine.generate("a", np.r_[chain[:320], draw.integers(256, 4096, 40)], 2)
+        cold = await engine.generate("b", again, 2)
+        warm = await engine.generate("c", again, 2)
+        assert (first.cached_tokens, cold.cached_tokens) == (320, 0)
+        assert warm.cached_tokens == (0 if reuse == "pinned" else 384)
+        await engine.forget()
+        assert (await engine.generate("d", again, 1)).cached_tokens == 0
+        assert (await engine.generate("f", chain, 1)).cached_tokens == 320
+        await engine.unpin("p")
+        with pytest.raises(EngineError, match="nothing is pinned"):
+            await engine.unpin("p")
+    finally:
+        await engine.stop()
+        await engine.stop()
+    with pytest.raises(EngineError):
+        await engine.generate("z", [1, 2], 1)
+
+
+async def test_emulated_stamps_are_in_order_and_steps_are_logged(tmp_path):
+    engine = make_engine(emulated(), Placement(step_log=str(tmp_path / "steps.bin")))
+    await engine.start()
+    draw = np.random.default_rng(2)
+    served = await asyncio.gather(
+        *(engine.generate(f"{i}", draw.integers(256, 4096, 90), 5) for i in range(6))
+    )
+    await engine.stop()
+    for g in served:
+        stamps = (g.received, g.queued, g.scheduled, g.engine_first_token, g.first_token)
+        assert list(stamps) == sorted(stamps) and g.first_token <= g.finished
+        assert len(g.token_ids) == len(g.token_times) == 5
+    steps = read_steps(tmp_path / "steps.bin")
+    assert steps["new_tokens"].sum() == 6 * 90 and steps["decodes"].sum() == 6 * 4
+    assert steps["running"].max() == 4 and steps["waiting"].max() >= 1
+    assert (steps["started"][1:] >= steps["finished"][:-1] - 1e-9).all()
+
+
+async def test_an_emulated_engine_refuses_what_it_cannot_serve(tmp_path):
+    with pytest.raises(EngineError, match="one or the other"):
+        await make_engine(emulated(device="rtx4090", calibration="x.json")).start()
+    with pytest.raises(CalibrationError, match=r"none.json: No such file"):
+        await make_engine(emulated(calibration="none.json")).start()
+    (tmp_path / "c.json").write_text('{"schema_version": 1}')
+    with pytest.raises(CalibrationError, match="this record has none to emulate"):
+        await make_engine(emulated(calibration=str(tmp_path / "c.json"))).start()
+    engine = make_engine(emulated(num_blocks=9))
+    await engine.start()
+    try:
+        with pytest.raises(EngineError, match="longer than"):
+            await engine.generate("a", np.zeros(1024, dtype=int), 1)
+        with pytest.raises(EngineError, match="more than the pool"):
+            await engine.generate("b", np.zeros(400, dtype=int), 1)
+    finally:
+        await engine.stop()
 
 
 # --- as a Ray job --------------------------------------------------------------------------------
@@ -281,7 +367,8 @@ def test_calibration_runs_as_a_submitted_job(ray_cluster, tmp_path):
     for upload in uploads:
         names = {p.name for p in upload.iterdir()}
         assert names >= {"calibration", "cluster", "testbed"}
-        assert not names & {".git", ".venv", "results"}
+        left_out = [".git", ".venv", "results"]
+        assert not [p for name in left_out for p in (upload / name).rglob("*") if p.is_file()]
         assert sum(p.stat().st_size for p in sources(upload)) < 5e6
 
 
