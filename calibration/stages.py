@@ -163,7 +163,7 @@ class Stages:
         have = set()
         for s in self.journal.samples("prefill"):
             point = tuple(s["point"])
-            seen[point].append(s["seconds"])
+            seen.setdefault(point, []).append(s["seconds"])
             have.add((s["round"], point))
         deadline = time.perf_counter() + design.prefill_budget
         for r in range(design.most_rounds):
