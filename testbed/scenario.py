@@ -318,6 +318,9 @@ class Backhaul(Part):
     rate: Positive = Field(description="bytes/s of one transfer")
     latency: NonNegative = Field(default=0.0, description="s per transfer")
     decompression: NonNegative = Field(default=0.0, description="s per byte at the receiver")
+    interference: NonNegative = Field(
+        default=0.0, description="s of foreground inference held up per s of decompression"
+    )
 
 
 class SimulationSpec(Part):

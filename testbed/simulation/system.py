@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from testbed.scenario import Scenario
+from testbed.theory.extensions.remote_fetch import retrieve
 from testbed.theory.prefill import prefill_time
 
 
@@ -44,20 +45,16 @@ class System:
         requests, profiles = scenario.requests, scenario.profiles
         tokens = np.array([q.tokens for q in requests])
         hits = np.array([[s.reusable[q.name] for s in profiles] for q in requests])
-        prefill = prefill_time(scenario.prefill, tokens[:, None] - hits, hits)
-        fetch = np.zeros_like(prefill)
         spec = scenario.simulation
         if spec is not None and spec.backhaul is not None:
             present = np.array([s.fraction > 0 for s in profiles])
-            deepest = np.where(present, hits, 0.0).max(axis=1, keepdims=True)
-            size = (deepest - hits) * scenario.memory.per_token
-            back = spec.backhaul
-            moved = back.latency + size / back.rate + size * back.decompression
-            with_fetch = moved + prefill_time(scenario.prefill, tokens[:, None] - deepest, deepest)
-            better = (size > 0) & (with_fetch < prefill)
-            fetch = np.where(better, moved, 0.0)
-            prefill = np.where(better, with_fetch, prefill)
-            hits = np.where(better, deepest, hits)
+            found = retrieve(
+                scenario.prefill, tokens, hits, present, scenario.memory.per_token, spec.backhaul
+            )
+            prefill, fetch, hits = found.residual, found.fetch, found.reusable
+        else:
+            prefill = prefill_time(scenario.prefill, tokens[:, None] - hits, hits)
+            fetch = np.zeros_like(prefill)
         decode = np.array([q.decode_occupancy for q in requests])
         fraction = np.array([s.fraction for s in profiles])
         return cls(

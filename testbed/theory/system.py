@@ -11,6 +11,7 @@ from testbed.radio import RadioModel, radio_model
 from testbed.scenario import Scenario
 from testbed.step_time import AnyStepTime
 from testbed.theory.delay.base import TierLoad
+from testbed.theory.extensions.remote_fetch import retrieve
 from testbed.theory.prefill import prefill_saving, residual_prefill
 
 
@@ -63,6 +64,20 @@ class System:
         tokens = np.array([q.tokens for q in types])
         reusable = np.array([[s.reusable[q.name] for s in profiles] for q in types])
         residual = residual_prefill(scenario.prefill, tokens[:, None], reusable)
+        saving = prefill_saving(scenario.prefill, tokens[:, None], reusable)
+        spec = scenario.simulation
+        if spec is not None and spec.backhaul is not None:
+            found = retrieve(
+                scenario.prefill,
+                tokens,
+                reusable,
+                fraction > 0,
+                scenario.memory.per_token,
+                spec.backhaul,
+            )
+            whole = residual + saving
+            residual, reusable = found.residual, found.reusable
+            saving = whole - residual
         decode = np.array([q.decode_occupancy for q in types])
         return cls(
             types=tuple(q.name for q in types),
@@ -72,7 +87,7 @@ class System:
             output_tokens=np.array([q.output_tokens for q in types]),
             reusable=reusable,
             residual=residual,
-            saving=prefill_saving(scenario.prefill, tokens[:, None], reusable),
+            saving=saving,
             occupancy=residual + decode[:, None],
             fraction=fraction / fraction.sum(),
             persistent=np.array([s.persistent_bytes for s in profiles]),

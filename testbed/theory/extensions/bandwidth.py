@@ -1,0 +1,212 @@
+"""Bandwidth: transfers share a node's radio, ξ_s(n), inside the fixed point (Theory H5).
+
+A node sends one request's prompt alone in ξ·r^α seconds. With more under way it shares its
+bandwidth equally among them. That is a processor-sharing queue: under Poisson arrivals, whatever
+the law of the sizes, a transfer of size x takes x/(1 − ϱ) on average, ϱ = λ^q·E[ξ R^α] being the
+radio's utilisation, and n = ϱ/(1 − ϱ) transfers are under way. So
+
+    ξ_s(n) = ξ·(1 + n_s) = ξ/(1 − ϱ_s),
+
+and the departures that reach the compute queue are Poisson again. Association depends on the ξ_s
+and the waits, the ϱ_s and the waits on the association: one fixed point over both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import root
+
+from testbed.errors import ScenarioError
+from testbed.radio import PowerLaw
+from testbed.routing.policies import Policy
+from testbed.theory.delay.base import DelayModel
+from testbed.theory.extensions.fixed_point import operating_point
+from testbed.theory.geometry import association_kernel, coverage_kernel, moments_kernel
+from testbed.theory.latency import Latency
+from testbed.theory.operating_point import OperatingPoint
+from testbed.theory.system import System
+
+MOST_BUSY = 1.0 - 1e-6
+"""Radio utilisation at which a tier's transfers are taken never to end."""
+_ROUNDS = 200
+
+
+@dataclass(frozen=True)
+class SharedRadio:
+    """The operating point of nodes whose radio is shared.
+
+    Attributes
+    ----------
+    point : waits and association (Theory D)
+    radio_utilisation : (S,) ϱ_s, share of the time that a node's radio is busy
+    transfers : (S,) n_s, mean number of transfers under way at a node
+    feasible : every node's compute and radio can carry what they get
+    reason : None, or which cannot
+    """
+
+    point: OperatingPoint
+    radio_utilisation: np.ndarray
+    feasible: bool
+    reason: str | None
+
+    @property
+    def transfers(self) -> np.ndarray:
+        return self.radio_utilisation / (1.0 - self.radio_utilisation)
+
+
+@dataclass(frozen=True)
+class _Space:
+    """Geometry of a power law with a ξ of its own for every tier."""
+
+    system: System
+    xi: float
+    alpha: float
+
+    @classmethod
+    def of(cls, system: System) -> _Space:
+        if not isinstance(system.radio, PowerLaw):
+            raise ScenarioError("radio.model: bandwidth sharing needs power_law")
+        return cls(system, system.radio.xi, system.radio.alpha)
+
+    def area(self, utilisation: np.ndarray) -> np.ndarray:
+        """π λ_s ξ_s^(−2/α), (S,)."""
+        power = 2.0 / self.alpha
+        return np.pi * self.system.density * (self.xi / (1.0 - utilisation)) ** -power
+
+    def associate(self, costs: np.ndarray, utilisation: np.ndarray) -> np.ndarray:
+        return association_kernel(
+            np.ascontiguousarray(costs), self.area(utilisation), 2.0 / self.alpha
+        )
+
+    def moments(
+        self, costs: np.ndarray, utilisation: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A_sq, A_sq·E[delay] with sharing, A_sq·E[r], each (Q, S)."""
+        association, delay, distance = moments_kernel(
+            np.ascontiguousarray(costs), self.area(utilisation), 2.0 / self.alpha, self.xi
+        )
+        return association, delay, distance * (1.0 - utilisation) ** (1.0 / self.alpha)
+
+    def demand(self, costs: np.ndarray, utilisation: np.ndarray) -> np.ndarray:
+        """λ^q_s·E[ξ R^α], the radio's utilisation that the association brings, (S,)."""
+        system = self.system
+        _, delay, _ = self.moments(costs, utilisation)
+        alone = (1.0 - utilisation) * (system.probability @ delay)
+        return np.divide(
+            system.intensity * alone,
+            system.density,
+            out=np.zeros(system.shape[1]),
+            where=system.density > 0,
+        )
+
+
+def solve(
+    system: System,
+    policy: Policy,
+    model: DelayModel,
+    *,
+    tolerance: float = 1e-8,
+    max_iterations: int = 100,
+) -> SharedRadio:
+    """The joint fixed point of association, waits and radio load (Theory D1, H5).
+
+    ``nearest`` looks at neither prefill nor waits but knows how slow a shared radio is.
+
+    Raises
+    ------
+    ScenarioError
+        The radio model is not a power law.
+    """
+    space = _Space.of(system)
+    tiers = system.shape[1]
+
+    def settle(rho: np.ndarray, start: OperatingPoint | None) -> OperatingPoint:
+        return operating_point(
+            system,
+            policy,
+            model,
+            lambda wait: space.associate(policy.fixed_cost(system.residual, wait), rho),
+            tolerance=tolerance,
+            max_iterations=max_iterations,
+            start=start,
+        )
+
+    def missing(x: np.ndarray) -> np.ndarray:
+        rho = np.clip(x, 0.0, MOST_BUSY)
+        point = settle(rho, None)
+        return space.demand(point.costs, rho) - x
+
+    # Demand falls as ϱ grows, so a damped start lands near the answer; a root finder ends it.
+    rho = np.zeros(tiers)
+    point: OperatingPoint | None = None
+    for _ in range(_ROUNDS):
+        point = settle(rho, point if point is not None and point.feasible else None)
+        moved = np.clip(space.demand(point.costs, rho), 0.0, MOST_BUSY) - rho
+        rho = rho + 0.5 * moved
+        if np.abs(moved).max() < 1e-3:
+            break
+    answer = root(missing, rho, method="hybr", options={"xtol": 0.1 * tolerance})
+    close = float(np.abs(answer.fun).max()) < 1e2 * tolerance
+    rho = np.clip(answer.x if close else rho, 0.0, MOST_BUSY)
+    point = settle(rho, None)
+    demand = space.demand(point.costs, rho)
+    settled = bool(np.abs(demand - rho).max() < 1e3 * tolerance)
+    reasons = [] if point.reason is None else [point.reason]
+    reasons += [
+        f"the radio of {system.names[s]} is asked for {demand[s]:.4g} of its time"
+        for s in range(tiers)
+        if rho[s] >= MOST_BUSY
+    ]
+    return SharedRadio(
+        point=replace(point, converged=point.converged and settled),
+        radio_utilisation=rho,
+        feasible=point.feasible and bool((rho < MOST_BUSY).all()),
+        reason="; ".join(reasons) or None,
+    )
+
+
+@dataclass(frozen=True)
+class SharedLatency(Latency):
+    """TTFT with each transfer at its mean duration given its size, ξ_s r^α (Theory E, H5)."""
+
+    radio_utilisation: np.ndarray
+
+    @classmethod
+    def of(cls, system: System, shared: SharedRadio, model: DelayModel) -> SharedLatency:
+        return cls(system, shared.point, model, shared.radio_utilisation)
+
+    def _kernel(self, seconds: float, waiting: np.ndarray, rate: np.ndarray) -> float:
+        space = _Space.of(self.system)
+        joint = coverage_kernel(
+            self.point.costs,
+            space.area(self.radio_utilisation),
+            2.0 / space.alpha,
+            self.deadline(seconds),
+            waiting,
+            rate,
+        )
+        return float(self.system.probability @ joint.sum(axis=1))
+
+    @property
+    def _moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return _Space.of(self.system).moments(self.point.costs, self.radio_utilisation)
+
+    def coverage(self, seconds: float) -> float:
+        """P(TTFT ≤ τ) (Theory E2).
+
+        Raises
+        ------
+        ScenarioError
+            The delay model's waits are neither 0 nor exponential.
+        """
+        if self.lost:
+            return 0.0
+        if self._exponential is None:
+            raise ScenarioError("delay_model: bandwidth sharing needs exponential waits")
+        return self._kernel(seconds, *self._exponential)
+
+    def upper_bound(self, seconds: float) -> float:
+        none = np.zeros(self.system.shape)
+        return self._kernel(seconds, none, none)
