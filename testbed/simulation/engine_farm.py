@@ -235,7 +235,11 @@ def serve(
                 wait = 0.0
             if farm.memo[n, row, M_TOLD] == 0:
                 farm.memo[n, row, M_TOLD] = 1
-                seen_at[news], seen[news] = first_token, wait
+                at = news
+                while at > 0 and seen_at[at - 1] > first_token:
+                    seen_at[at], seen[at] = seen_at[at - 1], seen[at - 1]
+                    at -= 1
+                seen_at[at], seen[at] = first_token, wait
                 news += 1
             if not math.isnan(farm.times[n, row, DONE]):
                 if farm.memo[n, row, M_PLACE] >= 0:
@@ -257,10 +261,8 @@ def serve(
                 farm.left[n] += 1
         # Whoever is done was found above; the engine's own list of them would grow stale.
         farm.state[n, FINISHED] = NOBODY
-        if news > 0:
-            order = np.argsort(seen_at[:news])
-            for k in order:
-                observe(farm.kept, n, seen_at[k], seen[k], window)
+        for k in range(news):
+            observe(farm.kept, n, seen_at[k], seen[k], window)
     return farm.left.shape[0], collected
 
 

@@ -68,7 +68,7 @@ def simulate_engines(
         rules,
         network_tables(scenario, system, spec, layout, traffic.costs, wait),
         layout,
-        tabulate(radio_model(scenario.radio), layout.longest),
+        tabulate(radio_model(scenario.radio, scenario.nodes.density), layout.longest),
         new_farm(configs, layout.assigned, step_time),
         scenario.routing.candidates_per_profile,
     )
@@ -171,8 +171,13 @@ class _Street:
             self.tables.wait,
             self._sent,
             self._tick,
-            chunk,
-            part.start,
+            chunk.time[part],
+            chunk.row[part],
+            chunk.kind[part],
+            chunk.chance[part],
+            chunk.position[part],
+            chunk.radius[part],
+            chunk.turn[part],
             node,
             distance,
             delay,
@@ -243,43 +248,38 @@ def _route(
     wait: np.ndarray,
     sent: np.ndarray,
     tick: int,
-    chunk: Chunk,
-    first: int,
+    time: np.ndarray,
+    row: np.ndarray,
+    kind: np.ndarray,
+    chance: np.ndarray,
+    position: np.ndarray,
+    radius: np.ndarray,
+    turn: np.ndarray,
     node: np.ndarray,
     distance: np.ndarray,
     delay: np.ndarray,
     near: np.ndarray,
     far: np.ndarray,
 ) -> None:
-    """Nodes, distances (km) and radio delays (s) of a slice's requests, ``first`` and on."""
+    """Nodes, distances (km) and radio delays (s) of a slice's requests (n,)."""
     closed = np.zeros(near.shape[0], dtype=np.bool_)
     tried = np.full((1, 1), -1)
     untold = np.zeros((sent.shape[1], 2))
     for k in range(node.shape[0]):
-        i = first + k
         if rules.palm:
-            draw_of_each(
-                members,
-                present,
-                tried,
-                chunk.radius[i : i + 1],
-                chunk.turn[i : i + 1],
-                0,
-                near,
-                far,
-            )
+            draw_of_each(members, present, tried, radius[k : k + 1], turn[k : k + 1], 0, near, far)
         else:
-            x, y = chunk.position[i, 0], chunk.position[i, 1]
+            x, y = position[k, 0], position[k, 1]
             nearest_of_each(plane, x, y, mark, present, tried[0], near, far)
         seen = untold
         if rules.advertised:
-            told = min(tick, math.floor((chunk.time[i] - rules.delay) / rules.period))
+            told = min(tick, math.floor((time[k] - rules.delay) / rules.period))
             if told >= 1:
                 seen = sent[told % sent.shape[0]]
         node[k], distance[k] = cheapest(
-            rules, radio, prefill, wait, seen, closed, near, far, chunk.row[i], chunk.kind[i]
+            rules, radio, prefill, wait, seen, closed, near, far, row[k], kind[k]
         )
-        delay[k] = drawn_delay(radio, distance[k], chunk.chance[i])
+        delay[k] = drawn_delay(radio, distance[k], chance[k])
 
 
 @dataclass(frozen=True)
