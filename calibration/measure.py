@@ -12,6 +12,7 @@ import numpy as np
 
 from calibration import facts as known
 from calibration.crosscheck import by_kind, decode_from_steps, interference, prefill_from_steps
+from calibration.crowding import CrowdedStages
 from calibration.derive import (
     concurrency_records,
     decode_models,
@@ -25,7 +26,7 @@ from calibration.fit import fit_prefill
 from calibration.journal import Journal
 from calibration.load import RequestClass
 from calibration.record import Calibration, MemoryRecord, Source
-from calibration.stages import Progress, Stages, sequence_reference
+from calibration.stages import Progress, sequence_reference
 from calibration.steps import fit_steps, step_rows
 from calibration.under_load import load_records, measure_loads
 from cluster.engines.base import Engine, EngineFacts
@@ -108,7 +109,7 @@ async def calibrate(
     before = known.environment()
     started = time.perf_counter()
     try:
-        stages = Stages(
+        stages = CrowdedStages(
             engine, facts, design, journal, seed=seed, longest=longest, progress=progress
         )
         reference = reference or sequence_reference(facts, longest)
