@@ -10,6 +10,7 @@ import numpy as np
 
 from calibration.importers import plain
 from calibration.importers.facts import (
+    chunked_prefill,
     decode_models,
     fitted,
     model_facts,
@@ -32,6 +33,7 @@ from testbed.operator_profile import OperatorProfile, read_profile
 
 LICENCE = "MIT"
 LONGEST = 16384
+FIRST_REQUESTS = 5
 
 
 def import_llmservingsim(
@@ -44,8 +46,8 @@ def import_llmservingsim(
     """A record from a run folder (``meta.json``, ``profile/``) or from a bare profile folder.
 
     From the profile: step time, g(n | h), decode seconds. From ``meta.json``: engine, pool, κ.
-    The stamps in ``requests.jsonl`` are not read for any of them; the mean tokens of its requests
-    give m_run.
+    The stamps in ``requests.jsonl`` enter none of them; the mean tokens of its requests give
+    m_run, and the first few stand beside their prediction in ``extra``.
 
     Raises
     ------
@@ -132,7 +134,27 @@ def _from_run(
         ),
         decode=decode_models(profile.step_time, engine.max_sequences, pool_tokens=usable),
         environment=environment(),
+        extra={"first_requests": _first_requests(run, profile)},
     )
+
+
+def _first_requests(run: MeasuredRun, profile: OperatorProfile) -> list[dict[str, Any]]:
+    """Predicted unloaded time to first token of the run's first requests beside the measured one,
+    which contains whatever waited before it: a check, used for nothing."""
+    rows = []
+    for i in range(min(FIRST_REQUESTS, len(run.arrival))):
+        measured = float(run.first_token[i] - run.queued[i])
+        rows.append(
+            {
+                "request": run.names[i],
+                "input_tokens": int(run.input_tokens[i]),
+                "unloaded_ttft": chunked_prefill(
+                    profile.step_time, int(run.input_tokens[i]), 0, run.engine.token_budget
+                ),
+                "measured_ttft": measured if np.isfinite(measured) else None,
+            }
+        )
+    return rows
 
 
 def _from_profile(

@@ -33,6 +33,7 @@ from testbed.simulation.engine_model_kernel import (
 from testbed.simulation.engine_model_pool import (
     FREE,
     REFERENCES,
+    counted_pool,
     find,
     new_pool,
     release,
@@ -151,11 +152,15 @@ def new_engine(
     step_time: StepTime | OperatorStepTime,
     blocks_per_sequence: int,
     contents: int = 0,
+    counted: bool | None = None,
 ) -> Engine:
     """An idle engine at time 0, for the compiled functions of ``engine_model_kernel``.
 
     ``contents`` is how many numbers from 0 on stand for contents, 0 when they are ``scattered``.
+    Blocks are merely ``counted`` by default where there is no prefix cache.
     """
+    if counted is None:
+        counted = not config.prefix_caching
     state = np.zeros(kernel.STATE_SIZE, dtype=np.int64)
     state[kernel.BUDGET] = config.token_budget
     state[kernel.MAX_SEQUENCES] = config.max_sequences
@@ -181,8 +186,10 @@ def new_engine(
         step_time=step_time.packed,
         slots=np.zeros((size, kernel.SLOT_FIELDS), dtype=np.int64),
         lists=lists,
-        rows=np.empty((size, max(blocks_per_sequence, 1)), dtype=np.int32),
-        pool=new_pool(config.usable_blocks, contents),
+        rows=np.empty((size, 1 if counted else max(blocks_per_sequence, 1)), dtype=np.int32),
+        pool=counted_pool(config.usable_blocks)
+        if counted
+        else new_pool(config.usable_blocks, contents),
     )
 
 
@@ -239,7 +246,7 @@ def simulate_engine(
         if len(offsets) != count + 1 or (np.diff(offsets) < 0).any() or offsets[-1] > len(contents):
             raise EngineError(f"block_offsets: not {count + 1} positions in block_hashes")
         facts[:, kernel.START] = offsets[:-1]
-        facts[:, kernel.COUNT] = np.diff(offsets)
+        facts[:, kernel.COUNT] = _shared(contents, offsets, known)
 
     times = np.full((count, 5), np.nan)
     times[:, kernel.ARRIVAL] = arrival
@@ -247,25 +254,27 @@ def simulate_engine(
     rejected = _never_fits(config, facts)
     keep = np.flatnonzero(~rejected)
     requests = Requests(times=times, facts=facts, contents=contents)
-    longest = int(total[keep].max(initial=1))
-    engine = new_engine(config, step_time, -(-longest // config.block_size), known)
+    longest = -(-int(total[keep].max(initial=1)) // config.block_size)
     facts[keep[:-1], kernel.FOLLOWING] = keep[1:]
     if len(keep):
         facts[keep[-1], kernel.FOLLOWING] = kernel.NOBODY
-        engine.state[[kernel.HEAD, kernel.UNSEEN]] = keep[0]
-        engine.state[kernel.TAIL] = keep[-1]
-        engine.clock[kernel.NOW] = min(arrival[keep[0]], 0.0)
 
-    rows: list[np.ndarray] = []
-    buffer = np.empty((4096, len(LOG_COLUMNS))) if log else _NO_LOG
-    sums = np.empty(7)
-    while not advance_arrays(*arrays(engine, requests), math.inf, buffer, sums):
-        rows.append(buffer[: engine.state[kernel.LOGGED]].copy())
-        engine.state[kernel.LOGGED] = 0
+    # Where nothing is shared only a preempted request can find blocks again: they are told apart
+    # once there is one.
+    counted = not config.prefix_caching or not facts[:, kernel.COUNT].any()
+    engine, rows = _serve_all(
+        config, new_engine(config, step_time, longest, known, counted), requests, keep, log
+    )
+    if engine.state[kernel.STUCK] == kernel.UNTOLD:
+        facts[:, [kernel.CACHED_TOKENS, kernel.TIMES_PREEMPTED]] = 0
+        facts[keep[:-1], kernel.FOLLOWING] = keep[1:]
+        facts[keep[-1], kernel.FOLLOWING] = kernel.NOBODY
+        engine, rows = _serve_all(
+            config, new_engine(config, step_time, longest, known, False), requests, keep, log
+        )
     _check(engine)
     table = None
     if log:
-        rows.append(buffer[: engine.state[kernel.LOGGED]])
         table = {n: c.copy() for n, c in zip(LOG_COLUMNS, np.concatenate(rows).T, strict=True)}
     return EngineTrace(
         arrival=arrival,
@@ -279,6 +288,24 @@ def simulate_engine(
         steps=int(engine.state[kernel.STEPS]),
         log=table,
     )
+
+
+def _serve_all(
+    config: EngineConfig, engine: Engine, requests: Requests, keep: np.ndarray, log: bool
+) -> tuple[Engine, list[np.ndarray]]:
+    """Serve the requests ``keep`` (in a list already) to the end; the engine and log rows."""
+    if len(keep):
+        engine.state[[kernel.HEAD, kernel.UNSEEN]] = keep[0]
+        engine.state[kernel.TAIL] = keep[-1]
+        engine.clock[kernel.NOW] = min(requests.times[keep[0], kernel.ARRIVAL], 0.0)
+    rows: list[np.ndarray] = []
+    buffer = np.empty((4096, len(LOG_COLUMNS))) if log else _NO_LOG
+    sums = np.empty(7)
+    while not advance_arrays(*arrays(engine, requests), math.inf, buffer, sums):
+        rows.append(buffer[: engine.state[kernel.LOGGED]].copy())
+        engine.state[kernel.LOGGED] = 0
+    rows.append(buffer[: engine.state[kernel.LOGGED]])
+    return engine, rows
 
 
 class EngineState:
@@ -427,10 +454,7 @@ class EngineState:
     @property
     def used_blocks(self) -> int:
         """Blocks that a running request or a pin refers to."""
-        return (
-            int(kernel.used_blocks(self._engine.pool.content, self._engine.pool.counts))
-            + self.config.pinned_blocks
-        )
+        return int(kernel.used_blocks(self._engine.pool.counts)) + self.config.pinned_blocks
 
     # -- pinned prefixes --
 
@@ -549,6 +573,21 @@ def _contents(block_hashes: npt.ArrayLike) -> tuple[np.ndarray, int]:
         return array.astype(np.int64), int(array.max()) + 1
     numbers, count = first_seen(array.astype(np.uint64))
     return numbers.astype(np.int64), int(count)
+
+
+def _shared(contents: np.ndarray, offsets: np.ndarray, known: int) -> np.ndarray:
+    """Leading blocks, (N,), of each request that another block of the run equals.
+
+    A content stands for a block and all before it, so that what follows one that is unique is
+    unique too and can never be found.
+    """
+    counts = np.diff(offsets)
+    if known == 0:
+        return counts
+    once = np.flatnonzero(np.bincount(contents, minlength=known)[contents] == 1)
+    first = np.searchsorted(once, offsets[:-1])
+    end = np.append(once, len(contents))[first]
+    return np.minimum(end - offsets[:-1], counts)
 
 
 def _check(engine: Engine) -> None:

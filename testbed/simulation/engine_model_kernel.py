@@ -16,7 +16,6 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from testbed.simulation.engine_model_pool import FREE
 from testbed.simulation.engine_model_sglang import form_sglang
 from testbed.simulation.engine_model_state import (
     ARRIVAL,
@@ -27,9 +26,11 @@ from testbed.simulation.engine_model_state import (
     FORMED,
     LAST_END,
     LOGGED,
+    NEVER_FITS,
     NOBODY,
     NOW,
     OLDEST,
+    PAGED,
     PREEMPTED,
     PREEMPTIONS,
     PREFILLING,
@@ -44,8 +45,9 @@ from testbed.simulation.engine_model_state import (
     Requests,
     complete,
     take_in,
+    used_blocks,
 )
-from testbed.simulation.engine_model_vllm import form_vllm, skip_decodes
+from testbed.simulation.engine_model_vllm import form_vllm, serve_prefills, skip_decodes
 
 LOG_COLUMNS = (
     "start",
@@ -84,8 +86,8 @@ def arrays(engine: Engine, requests: Requests) -> tuple[np.ndarray, ...]:
 def advance(engine: Engine, requests: Requests, until: float, log: np.ndarray) -> bool:
     """Run through all boundaries before ``until``; False when the log is full.
 
-    Everything that arrives before ``until`` must have been enqueued. A request that can never be
-    admitted sets STUCK. With a log of no rows nothing is logged; with one, no steps are skipped.
+    Everything that arrives before ``until`` must have been enqueued. STUCK says when it cannot go
+    on. With a log of no rows nothing is logged; with one, no steps are skipped.
     """
     pool = engine.pool
     return advance_arrays(
@@ -219,7 +221,7 @@ def form_arrays(
                 log[at, 2 + column] = sums[column]
             log[at, 9] = state[RUNNING]
             log[at, 10] = state[WAITING] + state[PREEMPTED]
-            log[at, 11] = content.size - 1 - counts[FREE]
+            log[at, 11] = used_blocks(counts)
             state[LOGGED] = at + 1
 
 
@@ -282,6 +284,15 @@ def advance_arrays(
             if clock[NOW] >= until:
                 return True
             take_in(state, clock[NOW], times, facts)
+            if (
+                not logging
+                and state[PAGED] == 0
+                and state[DEPTH] == 1
+                and state[SCHEDULER] == 0
+                and state[RUNNING] == 0
+                and state[WAITING] > 0
+            ):
+                serve_prefills(state, clock, step_time, times, facts, until)
             form_arrays(
                 state,
                 clock,
@@ -300,9 +311,11 @@ def advance_arrays(
                 sums,
             )
             state[FORMED] = 1
+            if state[STUCK] != 0:
+                return True
         if state[UNDER_WAY] == 0:
             if state[RUNNING] + state[PREEMPTED] + state[WAITING] > 0:
-                state[STUCK] = 1
+                state[STUCK] = NEVER_FITS
                 return True
             continue
         if clock[ENDS + state[OLDEST]] >= until:

@@ -17,8 +17,11 @@ import numba
 import numpy as np
 
 from testbed.simulation.engine_model_pool import (
+    COUNTED,
+    FREE,
     NO_CONTENT,
     REFERENCES,
+    USABLE,
     Pool,
     find,
     private_key,
@@ -59,7 +62,7 @@ HEAD, TAIL first and last waiting request, UNSEEN the first that has not arrived
 many have arrived and WAITING_TOKENS what they and the preempted will compute; UNDER_WAY steps
 formed and not ended, OLDEST the batch of the first; PREFILLING running sequences that do not
 decode yet; BLOCKED the first waiting one cannot be admitted until something leaves; FINISHED head
-of the list of finished requests that nobody has collected; STUCK a request can never be admitted;
+of the list of finished requests that nobody has collected; STUCK why it cannot go on;
 FORMED what this boundary allows has been formed.
 """
 STATE_SIZE = 32
@@ -109,6 +112,10 @@ INPUT, OUTPUT, START, COUNT, REUSABLE, CACHED_TOKENS, TIMES_PREEMPTED, FOLLOWING
 """Columns of ``Requests.facts``."""
 
 NOBODY = -1
+
+NEVER_FITS, UNTOLD = 1, 2
+"""Values of STUCK: a request can never be admitted; a preempted one may find its blocks again and
+the pool merely counts them."""
 
 
 class Engine(NamedTuple):
@@ -215,9 +222,9 @@ def admit(
 
 
 @numba.njit(cache=True)
-def used_blocks(content: np.ndarray, counts: np.ndarray) -> int:
+def used_blocks(counts: np.ndarray) -> int:
     """Blocks that something refers to."""
-    return content.size - 1 - counts[0]
+    return counts[USABLE] - counts[FREE]
 
 
 @numba.njit(cache=True)
@@ -311,7 +318,7 @@ def free_blocks(
 ) -> None:
     """Drop a slot's blocks."""
     known = 0
-    if state[CACHING] != 0:
+    if state[CACHING] != 0 and counts[COUNTED] == 0:
         note_contents(state, slots, rows, links, content, table, counts, contents, slot)
         known = max(slots[slot, HASHED] - slots[slot, RESIDENT], 0)
     release(links, counts, rows, slot, slots[slot, BLOCKS], known)
@@ -344,7 +351,9 @@ def preempt(
     for i in range(position, state[RUNNING]):
         lists[ORDER, i] = lists[ORDER, i + 1]
     known = 0
-    if state[CACHING] != 0:
+    if state[CACHING] != 0 and counts[COUNTED] != 0:
+        state[STUCK] = UNTOLD
+    elif state[CACHING] != 0:
         note_contents(state, slots, rows, links, content, table, counts, contents, slot)
         resident = slots[slot, RESIDENT]
         kept = min(kept, slots[slot, HASHED])

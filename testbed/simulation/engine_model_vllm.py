@@ -21,14 +21,19 @@ from testbed.simulation.engine_model_state import (
     BLOCKED,
     BLOCKS,
     BUDGET,
+    CACHED_TOKENS,
     CACHING,
     COMPUTED,
+    DONE,
     ENDS,
+    FINISHED,
+    FIRST,
     FLYING,
     FOLLOWING,
     HASH_COUNT,
     HASHED,
     HEAD,
+    INPUT,
     KNOWN,
     LAST_END,
     MAX_SEQUENCES,
@@ -36,12 +41,15 @@ from testbed.simulation.engine_model_state import (
     NOW,
     OLDEST,
     ORDER,
+    OUTPUT,
     PAGED,
     PREEMPTED,
     PREFILLING,
     PROMPT_END,
     RESIDENT,
+    REUSABLE,
     RUNNING,
+    SCHEDULED,
     SPARE,
     SPARES,
     STACK,
@@ -51,12 +59,14 @@ from testbed.simulation.engine_model_state import (
     UNDER_WAY,
     UNSEEN,
     WAITING,
+    WAITING_TOKENS,
     admit,
     hits,
     note_contents,
     preempt,
     prepare,
     push,
+    take_in,
 )
 from testbed.step_time import decode_line, step_seconds
 
@@ -225,6 +235,67 @@ def form_vllm(
     )
     push(state, clock, seconds)
     return True
+
+
+@numba.njit(cache=True)
+def serve_prefills(
+    state: np.ndarray,
+    clock: np.ndarray,
+    step_time: np.ndarray,
+    times: np.ndarray,
+    facts: np.ndarray,
+    until: float,
+) -> None:
+    """Serve whole steps of prompts with one output each, without giving them slots.
+
+    Called at a boundary while nothing runs and memory has no limit. Stops before a step in which
+    a prompt would be cut or somebody would go on to decode, or that ends at ``until`` or later.
+    """
+    size = state[BLOCK_SIZE]
+    while state[WAITING] > 0:
+        budget = state[BUDGET]
+        count = 0
+        new_tokens = 0.0
+        new_squared = 0.0
+        new_context = 0.0
+        request = state[HEAD]
+        while request != state[UNSEEN] and budget > 0 and count < state[MAX_SEQUENCES]:
+            resident = min(facts[request, REUSABLE], facts[request, INPUT] - 1)
+            cached = resident // size * size
+            n = facts[request, INPUT] - cached
+            if facts[request, OUTPUT] != 1 or n > budget:
+                return
+            budget -= n
+            count += 1
+            new_tokens += n
+            new_squared += float(n) * n
+            new_context += float(n) * cached
+            request = facts[request, FOLLOWING]
+        now = clock[NOW]
+        end = now + step_seconds(step_time, count, new_tokens, new_squared, new_context, 0, 0.0)
+        if end >= until:
+            return
+        last = request
+        request = state[HEAD]
+        while request != last:
+            resident = min(facts[request, REUSABLE], facts[request, INPUT] - 1)
+            facts[request, CACHED_TOKENS] = resident // size * size
+            times[request, SCHEDULED] = now
+            times[request, FIRST] = end
+            times[request, DONE] = end
+            state[WAITING_TOKENS] -= facts[request, INPUT]
+            following = facts[request, FOLLOWING]
+            facts[request, FOLLOWING] = state[FINISHED]
+            state[FINISHED] = request
+            request = following
+        state[HEAD] = last
+        if last == NOBODY:
+            state[TAIL] = NOBODY
+        state[WAITING] -= count
+        state[STEPS] += 1
+        clock[NOW] = end
+        clock[LAST_END] = end
+        take_in(state, end, times, facts)
 
 
 @numba.njit(cache=True)

@@ -14,7 +14,14 @@ from testbed.errors import EngineError
 from testbed.simulation import engine_model_state as kernel
 from testbed.simulation.engine_model import EngineConfig, EngineState, new_engine, simulate_engine
 from testbed.simulation.engine_model_kernel import advance_arrays, arrays
-from testbed.simulation.engine_model_pool import FREE, NEXT, PREVIOUS, REFERENCES
+from testbed.simulation.engine_model_pool import (
+    COUNTED,
+    FREE,
+    NEXT,
+    PREVIOUS,
+    REFERENCES,
+    USABLE,
+)
 from testbed.simulation.engine_model_state import Requests
 from testbed.step_time import StepTime
 from tests.unit.engine_reference import Reference, Sequence
@@ -44,7 +51,7 @@ def loads(draw, schedulers=("vllm",), paged=(True,), caching=(False, True)):
     count = draw(st.integers(1, 30))
     arrival = np.cumsum(rng.exponential(draw(st.sampled_from([0.003, 0.01, 0.1])), count))
     prompt = rng.integers(1, 40, count)
-    output = rng.integers(1, 20, count)
+    output = rng.integers(1, draw(st.sampled_from([2, 20])), count)
     chains = []
     for i in range(count):
         stem, shared = int(rng.integers(3)), int(rng.integers(0, 9))
@@ -203,6 +210,11 @@ def check_pool(state: EngineState) -> None:
     """No block used twice, none lost, the free queue whole."""
     engine = state._engine
     pool, slots = engine.pool, engine.slots
+    if pool.counts[COUNTED]:
+        live = slots[:, kernel.STATUS] == kernel.LIVE
+        assert pool.counts[FREE] + slots[live, kernel.BLOCKS].sum() == pool.counts[USABLE]
+        assert pool.counts[FREE] >= 0
+        return
     usable = len(pool.content) - 1
     held = np.zeros(usable + 1, dtype=int)
     for slot in np.flatnonzero(slots[:, kernel.STATUS] == kernel.LIVE):
