@@ -160,7 +160,7 @@ def replicate(
             np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1, np.uint64)[0]
         )
     policy = get_policy(scenario.policy)
-    wait = _advertised(scenario, spec)
+    wait, warning = _advertised(scenario, spec)
     if spec.node_model == "engine":
         engines = simulate_engines(
             scenario,
@@ -172,7 +172,7 @@ def replicate(
             seed=seed,
             progress=progress,
         )
-        run.facts, run.warnings = engines.facts, engines.warnings
+        run.facts, run.warnings = engines.facts, [*warning, *engines.warnings]
         run.random_layout = engines.random_layout
         run.facts["node_model"] = "engine"
         run.dropped, run.stationary = tally.trim()
@@ -208,7 +208,7 @@ def replicate(
             seed=seed,
             progress=progress,
         )
-        run.facts, run.warnings = network.facts, network.warnings
+        run.facts, run.warnings = network.facts, [*warning, *network.warnings]
         run.random_layout = network.random_layout
     run.facts["node_model"] = law.name
     run.dropped, run.stationary = tally.trim()
@@ -242,13 +242,24 @@ def beside_theory(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _advertised(scenario: Scenario, spec: SimulationSpec) -> np.ndarray | None:
-    """The waits that the policy is told, (Q, S) seconds, or None where nodes tell their own."""
+def _advertised(
+    scenario: Scenario, spec: SimulationSpec
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The waits that the policy is told, (Q, S) seconds, or None where nodes tell their own; and
+    what has to be said of that."""
     if not get_policy(scenario.policy).load_aware:
-        return np.zeros((len(scenario.requests), len(scenario.profiles)))
+        return np.zeros((len(scenario.requests), len(scenario.profiles))), ()
     queues_in_palm = spec.space == "palm" and spec.node_model != "engine"
-    waits = spec.waits or ("theory" if queues_in_palm else "node")
-    return theory_waits(scenario) if waits == "theory" else None
+    if spec.waits == "node" or (spec.waits is None and not queues_in_palm):
+        return None, ()
+    # Whatever is wrong with the scenario's names and files is an error under any waits.
+    get_delay_model(scenario.delay_model)
+    try:
+        return theory_waits(scenario), ()
+    except ScenarioError as error:
+        if spec.waits == "theory":
+            raise
+        return None, (f"nodes advertise their own waits, since theory has none to tell: {error}",)
 
 
 def _independent_tiers(scenario: Scenario, spec: SimulationSpec, wait: np.ndarray | None) -> bool:
@@ -290,8 +301,7 @@ def theory_waits(scenario: Scenario) -> np.ndarray:
     )
     if not (point.feasible and point.converged):
         raise ScenarioError(
-            f"simulation.waits: theory has no stable operating point to advertise "
-            f"({point.reason or 'not converged'}); use `waits: node`"
+            f"no stable operating point to advertise ({point.reason or 'not converged'})"
         )
     return point.wait
 

@@ -142,3 +142,10 @@ def test_bad_arguments_are_refused(arguments: dict[str, int], message: str) -> N
 def test_waits_of_an_unstable_scenario_are_not_invented() -> None:
     with pytest.raises(ScenarioError, match="no stable operating point"):
         theory_waits(scenario(demand={"intensity": 100.0}))
+    overloaded = scenario(demand={"intensity": 100.0})
+    outcome = simulate(overloaded, requests=3000, seed=1)
+    assert not outcome.feasible
+    assert "their own waits" in outcome.warnings[0]
+    told = overloaded.replace(simulation={"waits": "theory"})
+    with pytest.raises(ScenarioError, match="no stable operating point"):
+        simulate(told, requests=3000, seed=1)
