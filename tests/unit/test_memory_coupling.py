@@ -39,7 +39,10 @@ def most_running(prompt: int, hit: int, outputs: int, blocks: int) -> int:
     count = 200
     trace = simulate_engine(
         EngineConfig(
-            token_budget=100_000, block_size=BLOCK, num_blocks=blocks + 1, pinned_blocks=hit // BLOCK
+            token_budget=100_000,
+            block_size=BLOCK,
+            num_blocks=blocks + 1,
+            pinned_blocks=hit // BLOCK,
         ),
         STEP,
         np.zeros(count),

@@ -39,7 +39,7 @@ from testbed.theory.delay.step_chain_solver import (
     stationary,
 )
 
-MOST_OCCUPATIONS = 300
+MOST_OCCUPATIONS = 170
 """Bound on the occupations of the slots, from which the number of Erlang stages follows."""
 
 MOST_LEVELS = 2048
@@ -317,15 +317,14 @@ def _solve(chain: Chain, rate: float, levels: int, start: Stationary | None) -> 
         )
         return result.ravel()
 
+    spare = 1.0 - rate / chain.capacity
+    guess = np.ones(shape) * np.exp(-spare * np.arange(levels))
     if start is not None and start.law.shape[:2] == shape[:2]:
-        guess = np.zeros(shape)
         keep = min(levels, start.law.shape[2])
+        guess *= float(start.law[:, :, keep - 1].sum()) / float(guess[:, :, keep - 1].sum())
         guess[:, :, :keep] = start.law[:, :, :keep]
-    else:
-        guess = np.zeros(shape)
-        guess[0, 0, 0] = 1.0
-    x = guess.ravel()
-    for _ in range(20):
+    x = guess.ravel() / guess.sum()
+    for _ in range(10):
         x = step(x).copy()
     by_slots, by_queue = slot_ranges(chain.count), queue_ranges(levels)
     columns = int(by_queue[-1]) + 1
@@ -339,11 +338,19 @@ def _solve(chain: Chain, rate: float, levels: int, start: Stationary | None) -> 
             batch.fits, for_whole, for_cut, *lengths, by_slots, by_queue, NEGLIGIBLE,
         )  # fmt: skip
 
-    x, used = stationary(step, coarse, group, 1.0 - stay, x, TOLERANCE)
+    x, used, error = stationary(step, coarse, group, 1.0 - stay, x, TOLERANCE)
+    if error > MOST_ERROR:
+        raise ScenarioError(
+            f"delay_model: step_chain at {rate:.4g} requests/s, {rate / chain.capacity:.4g} of its "
+            f"capacity, did not settle: {error:.1g} is left of its balance"
+        )
     kernel.move(x.reshape(shape), slots.start, slots.target, slots.probability, moved)
     law = moved.copy()
     return Stationary(chain, rate, law, float(law[:, :, -1].sum()), used, lengths)
 
+
+MOST_ERROR = 1e-5
+"""Σ|π − πP| above which there is no answer."""
 
 NODES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.875, 0.92, 0.95)
 """Utilisations at which mean delays are computed; in between they are interpolated."""

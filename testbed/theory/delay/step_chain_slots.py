@@ -19,12 +19,18 @@ LEAST_PROBABILITY = 1e-6
 """Joint moves less likely than this are left out; what is left is scaled to sum to 1."""
 
 
+MOST_ADVANCE = 0.7
+"""Most chance to leave a stage in a step, where a request has more than one."""
+
+
 def stage_count(mean: float, scv: float, slots: int, most_states: int) -> int:
     """K, the stages whose SCV comes nearest, with at most ``most_states`` occupations.
 
-    With p = K/mean the SCV is 1/K − 1/mean.
+    With p = K/mean the SCV is 1/K − 1/mean. A fixed number of tokens would be K = mean, p = 1; but
+    then who was admitted together stays together as long as slots are full, throughput depends on
+    how that began, and there is no one capacity. p stays at ``MOST_ADVANCE`` or below.
     """
-    wanted = max(1, min(round(1.0 / (max(scv, 0.0) + 1.0 / mean)), int(mean)))
+    wanted = max(1, min(round(1.0 / (max(scv, 0.0) + 1.0 / mean)), int(MOST_ADVANCE * mean)))
     while wanted > 1 and comb(slots + wanted, wanted) > most_states:
         wanted -= 1
     return wanted

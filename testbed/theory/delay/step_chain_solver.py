@@ -18,7 +18,10 @@ from scipy.linalg import lu_factor, lu_solve
 INNER = 12
 """Steps of GMRES between two estimates of the weights within groups."""
 
-MOST_OUTER = 40
+MOST_OUTER = 60
+
+LEAST_LEFT = 0.1
+"""Share of a state's estimate that one turn keeps at least."""
 
 
 def queue_ranges(levels: int) -> np.ndarray:
@@ -109,8 +112,8 @@ def stationary(
     leave: np.ndarray,
     guess: np.ndarray,
     tolerance: float,
-) -> tuple[np.ndarray, int]:
-    """π = step(π) with sum 1, and the number of steps taken.
+) -> tuple[np.ndarray, int, float]:
+    """π = step(π) with sum 1, the number of steps taken, and Σ|π − step(π)|.
 
     Parameters
     ----------
@@ -122,19 +125,21 @@ def stationary(
     tolerance : Σ|π − step(π)| at the stop
     """
     x = guess / guess.sum()
-    used = 0
+    used, error = 0, np.inf
     for _ in range(MOST_OUTER):
         # (I − Pᵀ + x1ᵀ)π = x has the stationary law as its solution; x itself is the start.
         residual = step(x) - x
         used += 1
-        if float(np.abs(residual).sum()) < tolerance:
+        error = float(np.abs(residual).sum())
+        if error < tolerance:
             break
         correct = Coarse.of(x, coarse(x), group)
         change, count = _krylov(step, correct, x, 1.0 / leave, residual)
         used += 2 * count + 1
-        x = np.maximum(x + change, 0.0)
+        # A law stays positive; what falls to nothing does so over several turns.
+        x = np.maximum(x + change, LEAST_LEFT * x)
         x = step(x / x.sum()).copy()
-    return x, used
+    return x, used, error
 
 
 @dataclass(frozen=True)

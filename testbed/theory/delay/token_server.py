@@ -16,26 +16,24 @@ from testbed.theory.delay.erlang_c import erlang_c
 from testbed.theory.delay.mgc import GammaWait, conditional_wait
 
 
+def _slot_capacity(slots: int, engine: EngineLoad) -> float:
+    """Requests/s that keep all slots taken: λ·(G + D·(base + c·each)/(1 − λ·G)) = c."""
+    prefill = engine.mean_prefill
+    step = engine.mean_decodes * (engine.base + slots * engine.each)
+    # −G²·λ² + (G·(1 + c) + D·T)·λ − c = 0; the lesser root, in the form that does not cancel.
+    b = prefill * (1.0 + slots) + step
+    return float(2.0 * slots / (b + np.sqrt(b * b - 4.0 * prefill**2 * slots)))
+
+
 class TokenServer(DelayModel):
     """M/G/1 over prefill and marginal decode work, with a slot wait."""
 
     name = "token_server"
 
     def _capacity(self, load: TierLoad, engine: EngineLoad) -> float:
-        """Requests/s at which the server or the slots have no time left.
-
-        Slots: λ·(G + D·(base + c·each)/(1 − λ·G)) = c, a quadratic in λ.
-        """
-        prefill, decodes = engine.mean_prefill, engine.mean_decodes
-        server = 1.0 / (prefill + decodes * engine.each)
-        slots = load.concurrency
-        step = decodes * (engine.base + slots * engine.each)
-        if prefill <= 0:
-            return min(server, slots / step)
-        # −G²·λ² + (G·(1 + c) + D·T)·λ − c = 0; the lesser root.
-        a, b = prefill**2, prefill * (1.0 + slots) + step
-        full = (b - np.sqrt(b * b - 4.0 * a * slots)) / (2.0 * a)
-        return float(min(server, full))
+        """Requests/s at which the server or the slots have no time left."""
+        server = 1.0 / (engine.mean_prefill + engine.mean_decodes * engine.each)
+        return min(server, _slot_capacity(load.concurrency, engine))
 
     def utilisation(self, load: TierLoad) -> float:
         return load.arrival_rate / self._capacity(load, EngineLoad.of(load, self.name))
@@ -62,11 +60,12 @@ class TokenServer(DelayModel):
         mean += under_way * 0.5 * step
         variance += under_way * step**2 / 3.0 - (under_way * 0.5 * step) ** 2
 
-        occupancy = engine.prefill + engine.decodes * step / free
-        hold = float(weights @ occupancy)
-        scv = max(float(weights @ occupancy**2) / hold**2 - 1.0, 0.0)
         slots = load.concurrency
-        taken = min(rate * hold / slots, 1.0 - 1e-9)
+        taken = rate / _slot_capacity(slots, engine)
+        hold = taken * slots / rate
+        occupancy = engine.prefill + engine.decodes * step / free
+        each = float(weights @ occupancy)
+        scv = max(float(weights @ occupancy**2) / each**2 - 1.0, 0.0)
         chance = erlang_c(slots, taken * slots)
         if chance > 0 and engine.mean_decodes > 0:
             wait, spread = conditional_wait(slots, taken, hold, scv)
