@@ -20,13 +20,16 @@ from testbed.scenario import Scenario, Users
 from testbed.simulation import network_kernel as kernel
 from testbed.simulation import simulate
 from testbed.simulation.heap import drop_first, grown, new_heap, push
-from testbed.simulation.network import idle_network, network_rules
+from testbed.simulation.network import idle_network, network_rules, simulate_network
 from testbed.simulation.network_state import UNSEEN
 from testbed.simulation.placement import lay_out, move_bytes, whole_counts
 from testbed.simulation.plane import nearest_of_each, new_plane, read_positions
+from testbed.simulation.queue import waits
 from testbed.simulation.radio_table import drawn_delay, mean_delay, tabulate
+from testbed.simulation.requests import typed_arrivals
 from testbed.simulation.service import service_law
 from testbed.simulation.system import System
+from testbed.simulation.tally import Tally
 from testbed.simulation.users import Crowd
 
 BASE: dict[str, Any] = {
@@ -76,6 +79,30 @@ def test_many_nodes_and_one_node_per_tier_agree() -> None:
     for path in ("ttft.mean", "ttft.coverage.0.8", "ttft.quantiles.0.9", "tiers.deep.mean_wait"):
         (a, b), (c, d) = network.confidence[path], tiers.confidence[path]
         assert a <= d and c <= b, (path, (a, b), (c, d))
+
+
+def test_a_node_of_the_network_is_the_exact_fcfs_queue() -> None:
+    """Request by request: the waits of Kiefer and Wolfowitz for the same customers."""
+    one = [{**BASE["profiles"][0], "fraction": 1.0}]
+    asked = scenario(
+        {"nodes": 1, "node_model": "exponential_by_type", "catalogue_period": 1e9},
+        profiles=one,
+        radio={"model": "power_law", "xi": 1e-12, "alpha": 2.0},
+        policy="nearest",
+        demand={"intensity": 4.0},
+    )
+    system, spec = System.of(asked), asked.simulation
+    assert spec is not None
+    law, tally = service_law(spec), Tally(4000, 2, 1, ())
+    wait = np.zeros((2, 1))
+    simulate_network(asked, system, law, tally, wait=wait, warm_up=0, seed=6)
+    sent = list(typed_arrivals(asked, system, law, 4.0, 4000, 6, start=0.0))
+    arrival, kind, work = (
+        np.concatenate([getattr(a, f) for a in sent]) for f in ("time", "kind", "work")
+    )
+    waited = waits(arrival, system.occupancy[kind, 0] * work, int(system.concurrency[0]))
+    assert (waited > 0).mean() > 0.3
+    assert tally.exact == pytest.approx(waited + system.prefill[kind, 0], abs=1e-6)
 
 
 def test_theory_holds_where_its_assumptions_do() -> None:
