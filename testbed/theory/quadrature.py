@@ -44,19 +44,20 @@ def _sort(values: np.ndarray, count: int) -> None:
 def _grading(power: float) -> float:
     """p of y = K + h·t^p: v ∝ t^k for a tier that opens at K, and the rest analytic in t^p.
 
-    An integer p leaves no fractional power at t = 0; a p of 5 or more leaves a harmless one. The
-    smallest such p spreads the nodes best.
+    An even k makes the distance, r ∝ t^(k/2), a polynomial too. An integer p leaves no fractional
+    power at t = 0; a p of 5 or more leaves a harmless one. The smallest such p spreads the nodes
+    best.
     """
     best = np.inf
-    for k in range(1, 13):
-        p = k / power
+    for half in range(1, 13):
+        p = 2.0 * half / power
         if p < 1.0:
             continue
         if abs(p - round(p)) < 1e-9:
             best = min(best, p)
         elif p >= 5.0 and best > p + 3.0:
             best = p
-    return best if best < np.inf else 13.0 / power
+    return best if best < np.inf else 26.0 / power
 
 
 @numba.njit(cache=True)

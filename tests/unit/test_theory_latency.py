@@ -376,3 +376,20 @@ def test_a_tier_load_carries_what_better_models_need() -> None:
     assert load.cached_tokens == pytest.approx([384, 1280, 2688])
     assert load.token_budget == 2048 and load.step_time is None
     assert load.scaled(2.0).arrival_rate == pytest.approx(2 * load.arrival_rate)
+
+
+@pytest.mark.parametrize("alpha", [1.05, 3.5, 4.0, 6.0])
+def test_splitting_profiles_in_equal_copies_changes_no_figure(alpha: float) -> None:
+    whole = asked(6.0).with_field("radio.alpha", alpha)
+    data = whole.to_dict()
+    for index in (0, 2):
+        part = dict(data["profiles"][index])
+        share = part["fraction"]
+        data["profiles"][index]["fraction"] = 0.3 * share
+        data["profiles"].append({**part, "name": part["name"] + "-copy", "fraction": 0.7 * share})
+    base, split = predict(whole), predict(Scenario.from_dict(data))
+    assert split.converged
+    for path in ("ttft.mean", "ttft.coverage.0.8", "mean_distance", "offloading_ratio"):
+        assert split.figure(path) == pytest.approx(base.figure(path), rel=1e-9)
+    assert split.tiers["deep"].utilisation == pytest.approx(base.tiers["deep"].utilisation)
+    assert split.tiers["deep-copy"].utilisation == pytest.approx(base.tiers["deep"].utilisation)
