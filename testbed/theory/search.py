@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from testbed.routing.policies import Policy
-from testbed.theory.delay.base import DelayModel
+from testbed.theory.delay.base import DelayModel, ExcessDelay, TierLoad
 from testbed.theory.delay.erlang_c import scaled_wait
 from testbed.theory.geometry import associate, radio_area
 from testbed.theory.newton import newton
@@ -173,20 +173,19 @@ def fitted_waits(
     converges like Newton's method in the load; what the mix does to the wait enters with the next
     fit, damped by η when the change grows.
     """
-    system, policy, model = search.system, search.policy, search.model
+    system, policy, model = search.system, search.policy, Remembered(search.model)
     wait = np.zeros(system.shape) if start is None else start.copy()
     wait[:, system.density <= 0] = 0.0
     level = np.zeros(system.shape[1])
     converged = False
     for spare in SPARE_SERVERS:
+        ceiling = 1.0 - spare / system.concurrency
         old: _Curve | None = None
+        growth: np.ndarray | None = None
         last, grew = np.inf, False
-        growth = np.array(
-            [overload_growth(system, model, s, spare) for s in range(system.shape[1])]
-        )
         association = associate(system, policy.fixed_cost(system.residual, wait))
         while search.used < len(search.history):
-            curve = _fit(system, model, association, spare, growth)
+            curve = _fit(system, model, association, ceiling, growth)
             if old is not None:
                 curve = _blend(old, curve, damping if grew else 1.0)
             old = curve
@@ -194,6 +193,14 @@ def fitted_waits(
                 break
             before, wait = wait, curve.share * level
             association = associate(system, policy.fixed_cost(system.residual, wait))
+            if growth is None and (search.utilisation > ceiling).any():
+                # The slope of the straight line costs evaluations beside saturation, where a
+                # model is slowest: it is asked for only where a tier is on that line.
+                growth = np.array(
+                    [overload_growth(system, model, s, spare) for s in range(system.shape[1])]
+                )
+                old = None
+                continue
             target = penalised_means(system, model, association, spare)
             change = relative_change(target, wait, search.floor)
             grew, last = change > last, change
@@ -206,10 +213,36 @@ def fitted_waits(
     return wait, converged
 
 
+class Remembered(DelayModel):
+    """A delay model whose mean is asked for once at each load: a fit's load is the last target's,
+    and models that follow every step of an engine take seconds."""
+
+    def __init__(self, model: DelayModel) -> None:
+        self.model = model
+        self.name = model.name
+        self._means: dict[tuple[str, float, bytes], np.ndarray] = {}
+
+    def utilisation(self, load: TierLoad) -> float:
+        return self.model.utilisation(load)
+
+    def excess(self, load: TierLoad) -> ExcessDelay:
+        return self.model.excess(load)
+
+    def mean(self, load: TierLoad) -> np.ndarray:
+        key = (load.profile, load.arrival_rate, load.weights.tobytes())
+        if key not in self._means:
+            self._means[key] = self.model.mean(load)
+        return self._means[key]
+
+
 def _fit(
-    system: System, model: DelayModel, association: np.ndarray, spare: float, growth: np.ndarray
+    system: System,
+    model: DelayModel,
+    association: np.ndarray,
+    ceiling: np.ndarray,
+    growth: np.ndarray | None,
 ) -> _Curve:
-    """Curves through the model's mean and slope at each tier's load."""
+    """Curves through the model's mean and slope at each tier's load; ``ceiling`` (S,)."""
     types, tiers = system.shape
     share = np.ones((types, tiers))
     burden = system.occupancy / system.concurrency
@@ -224,8 +257,8 @@ def _fit(
             continue
         if load.offered_load > 0:
             burden[:, s] *= rho / (load.offered_load / load.concurrency)
-        at = min(max(rho, 1e-3), 1.0 - spare / load.concurrency)
-        here = model.mean(load.scaled(at / rho))
+        at = min(max(rho, 1e-3), float(ceiling[s]))
+        here = model.mean(load if at == rho else load.scaled(at / rho))
         before = model.mean(load.scaled(at / rho * (1.0 - _DIFFERENCE)))
         mean, mean_before = float(load.weights @ here), float(load.weights @ before)
         if mean <= 0:
@@ -237,6 +270,8 @@ def _fit(
             most = _LARGEST_LOG / max(-np.log(at), 1e-300)
             exponent[s] = min(max(steepness - at / (1.0 - at), 0.0), most)
         unit[s] = mean * (1.0 - at) * at ** -exponent[s]
+    if growth is None:
+        growth = np.maximum(unit * ceiling**exponent / (1.0 - ceiling) ** 2, 1e-300)
     return _Curve(share, burden, exponent, unit, growth)
 
 
