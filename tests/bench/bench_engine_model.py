@@ -59,7 +59,7 @@ def line(
     name: str, count: int, trace: EngineTrace, cpu: float, wall: float, more: str = ""
 ) -> float:
     print(
-        f"  {name:<44} {count / cpu:>12,.0f} requests/s  {trace.steps / cpu / 1e6:>6.1f} M steps/s"
+        f"  {name:<62} {count / cpu:>12,.0f} requests/s  {trace.steps / cpu / 1e6:>6.1f} M steps/s"
         f"  (wall {count / wall:>11,.0f}){more}"
     )
     return count / cpu
@@ -93,7 +93,8 @@ def unlimited() -> None:
 
 
 def serve(blocks, arrival, inputs, outputs, hashes=None, offsets=None, step=LINEAR, **options):
-    config = EngineConfig(num_blocks=blocks, prefix_caching=hashes is not None, **options)
+    options.setdefault("prefix_caching", hashes is not None)
+    config = EngineConfig(num_blocks=blocks, **options)
     return simulate_engine(
         config, step, arrival, inputs, outputs, block_hashes=hashes, block_offsets=offsets
     )
@@ -133,9 +134,10 @@ def vidur() -> None:
     for label, step in steps:
         for name, hashes, overlapped in (
             ("no pool", None, False),
-            ("pool and cache, own prompts", own, False),
-            ("pool and cache, shared prefixes", shared, False),
-            ("pool and cache, own prompts, overlapped", own, True),
+            ("pool and cache, lengths only as Vidur's", None, False),
+            ("the same, overlapped", None, True),
+            ("pool and cache, 64-bit hashes, own prompts", own, False),
+            ("pool and cache, 64-bit hashes, shared prefixes", shared, False),
         ):
             blocks = None if name == "no pool" else 10_000
             trace, cpu, wall = measure(
@@ -148,6 +150,7 @@ def vidur() -> None:
                     offsets=None if h is None else offsets,
                     step=s,
                     async_scheduling=o,
+                    prefix_caching=b is not None,
                     max_model_len=4096,
                 ),
                 15,
