@@ -33,7 +33,7 @@ from testbed.simulation.engine_model_state import (
     Requests,
     enqueue,
 )
-from testbed.simulation.network_kernel import observe
+from testbed.simulation.network_events import observe
 from testbed.step_time import OperatorStepTime, StepTime
 
 # Columns of ``Farm.memo`` (what a request brought with it) and of what is collected.

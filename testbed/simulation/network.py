@@ -16,6 +16,7 @@ from testbed.scenario import Scenario, SimulationSpec
 from testbed.seeds import generator
 from testbed.simulation import network_kernel as kernel
 from testbed.simulation import network_state as state
+from testbed.simulation.network_events import stop_counting
 from testbed.simulation.network_state import (
     Chunk,
     Network,
@@ -80,7 +81,7 @@ def simulate_network(
         net, _ = _drive(
             rules, tables, net, layout, radio, chunk, False, rng, near, far, tally, progress
         )
-    kernel.stop_counting(net, traffic.last)
+    stop_counting(net, traffic.last)
     nothing = no_requests(profiles)
     net, _ = _drive(
         rules, tables, net, layout, radio, nothing, True, rng, near, far, tally, progress

@@ -16,7 +16,7 @@ from testbed.simulation.delay_maps import delay_map
 from testbed.simulation.engine_farm import Arriving, new_farm
 from testbed.simulation.engine_model import EngineConfig, simulate_engine
 from testbed.simulation.engine_network import read_step_time
-from testbed.simulation.network_kernel import observe
+from testbed.simulation.network_events import observe
 from testbed.step_time import StepTime
 from testbed.theory import predict
 

@@ -17,7 +17,7 @@ from testbed.radio import Histogram, PowerLaw, radio_model
 from testbed.routing.admission import Admission
 from testbed.routing.telemetry import AdvertisedWait
 from testbed.scenario import Scenario, Users
-from testbed.simulation import network_kernel as kernel
+from testbed.simulation import network_events as events
 from testbed.simulation import simulate
 from testbed.simulation.heap import drop_first, grown, new_heap, push
 from testbed.simulation.network import idle_network, network_rules, simulate_network
@@ -395,7 +395,7 @@ def test_admission_follows_the_shared_rule() -> None:
     t, closed = net.telemetry, net.nodes.closed
     for _ in range(200):
         t.sent_load[0] = load = rng.random(2) * 1.2
-        kernel.learn(t.sent, t.sent_load, t.seen, closed, 0, rules.close_at, rules.reopen_at)
+        events.learn(t.sent, t.sent_load, t.seen, closed, 0, rules.close_at, rules.reopen_at)
         gate.update_all({"plain": load[0], "deep": load[1]})
         assert bool(closed[1]) == (not gate.admits("deep"))
 
@@ -412,6 +412,6 @@ def test_nodes_advertise_by_the_shared_rule(
     shared, now = AdvertisedWait(window), 0.0
     for gap, wait in steps:
         now += gap
-        kernel.observe(kept, 0, now, wait, window)
+        events.observe(kept, 0, now, wait, window)
         shared.observe(now, wait)
         assert kept[0, 0] == pytest.approx(shared.mean, abs=1e-12)
