@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from testbed.cli.common import Json, Out, ScenarioFile, Seed, answer, emit, load_scenario, log, page
 from testbed.errors import ScenarioError
 
+if TYPE_CHECKING:
+    from testbed.scenario import Scenario
+
 
 def predict(
     scenario: ScenarioFile,
     delay_model: Annotated[
-        str | None, typer.Option("--delay-model", help="instead of the scenario's")
+        str | None,
+        typer.Option("--delay-model", help="instead of the scenario's; all: every one beside it"),
     ] = None,
     sweep: Annotated[
         str | None, typer.Option("--sweep", help="FIELD=from:to:count, any numeric field")
@@ -36,11 +40,49 @@ def predict(
     if sweep is None:
         if plot is not None:
             raise ScenarioError("--plot: draws a sweep; give one with --sweep")
-        answer(ask(question, delay_model=delay_model), as_json, out)
+        if delay_model == "all":
+            _every_model(question, as_json)
+        else:
+            answer(ask(question, delay_model=delay_model), as_json, out)
         return
     from testbed.cli.sweeps import show_sweep
 
     show_sweep(question, sweep, delay_model=delay_model, as_json=as_json, plot=plot)
+
+
+def _every_model(question: Scenario, as_json: bool) -> None:
+    """All delay models side by side; those that cannot apply with the reason."""
+    from testbed.theory.predict_all import predict_all
+
+    outcomes, left_out = predict_all(question)
+    if as_json:
+        emit({"outcomes": [o.model_dump() for o in outcomes], "left_out": left_out})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    quantiles = list(outcomes[0].ttft.quantiles)
+    deadlines = list(outcomes[0].ttft.coverage)
+    for heading in (
+        "delay model",
+        "feasible",
+        "mean, s",
+        *(f"p{100 * float(z):g}, s" for z in quantiles),
+        *(f"P(≤ {t} s)" for t in deadlines),
+    ):
+        table.add_column(heading)
+    for o in outcomes:
+        table.add_row(
+            o.delay_model,
+            "yes" if o.feasible else "no",
+            f"{o.ttft.mean:.4g}",
+            *(f"{o.ttft.quantiles[z]:.4g}" for z in quantiles),
+            *(f"{o.ttft.coverage[t]:.4f}" for t in deadlines),
+        )
+    console = page()
+    console.print(table)
+    for name, reason in left_out.items():
+        console.print(f"{name}: {reason}", style="dim")
 
 
 def simulate(
