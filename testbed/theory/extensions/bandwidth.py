@@ -16,21 +16,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import root
 
 from testbed.errors import ScenarioError
 from testbed.radio import PowerLaw
 from testbed.routing.policies import Policy
 from testbed.theory.delay.base import DelayModel
-from testbed.theory.extensions.fixed_point import operating_point
+from testbed.theory.extensions.fixed_point import MOST_BUSY, operating_point, shared_links
 from testbed.theory.geometry import association_kernel, coverage_kernel, moments_kernel
 from testbed.theory.latency import Latency
 from testbed.theory.operating_point import OperatingPoint
 from testbed.theory.system import System
-
-MOST_BUSY = 1.0 - 1e-6
-"""Radio utilisation at which a tier's transfers are taken never to end."""
-_ROUNDS = 200
 
 
 @dataclass(frozen=True)
@@ -133,29 +128,19 @@ def solve(
             start=start,
         )
 
-    def missing(x: np.ndarray) -> np.ndarray:
-        rho = np.clip(x, 0.0, MOST_BUSY)
-        point = settle(rho, None)
-        return space.demand(point.costs, rho) - x
+    last: OperatingPoint | None = None
 
-    # Demand falls as ϱ grows, so a damped start lands near the answer; a root finder ends it.
-    rho = np.zeros(tiers)
-    point: OperatingPoint | None = None
-    for _ in range(_ROUNDS):
-        point = settle(rho, point if point is not None and point.feasible else None)
-        moved = np.clip(space.demand(point.costs, rho), 0.0, MOST_BUSY) - rho
-        rho = rho + 0.5 * moved
-        if np.abs(moved).max() < 1e-3:
-            break
-    answer = root(missing, rho, method="hybr", options={"xtol": 0.1 * tolerance})
-    close = float(np.abs(answer.fun).max()) < 1e2 * tolerance
-    rho = np.clip(answer.x if close else rho, 0.0, MOST_BUSY)
-    point = settle(rho, None)
-    demand = space.demand(point.costs, rho)
-    settled = bool(np.abs(demand - rho).max() < 1e3 * tolerance)
+    def demand(rho: np.ndarray) -> np.ndarray:
+        nonlocal last
+        last = settle(rho, last if last is not None and last.feasible else None)
+        return space.demand(last.costs, rho)
+
+    rho, settled = shared_links(demand, tiers, tolerance=tolerance)
+    asked = demand(rho)
+    point = settle(rho, last)
     reasons = [] if point.reason is None else [point.reason]
     reasons += [
-        f"the radio of {system.names[s]} is asked for {demand[s]:.4g} of its time"
+        f"the radio of {system.names[s]} is asked for {asked[s]:.4g} of its time"
         for s in range(tiers)
         if rho[s] >= MOST_BUSY
     ]

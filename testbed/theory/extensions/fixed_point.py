@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.optimize import root
 
 from testbed.routing.policies import Policy
 from testbed.theory.delay.base import DelayModel, TierLoad
@@ -22,6 +23,9 @@ from testbed.theory.system import System
 Association = Callable[[np.ndarray], np.ndarray]
 """Advertised waits (Q, S), s -> A_sq (Q, S)."""
 
+MOST_BUSY = 1.0 - 1e-6
+"""Utilisation of a shared link at which its transfers are taken never to end."""
+_DAMPED_STEPS = 200
 _DIFFERENCE = 1e-5
 _HALVINGS = 12
 
@@ -147,6 +151,37 @@ def operating_point(
         history=found.history,
         advertised=found.wait,
     )
+
+
+def shared_links(
+    demand: Callable[[np.ndarray], np.ndarray], links: int, *, tolerance: float = 1e-8
+) -> tuple[np.ndarray, bool]:
+    """Utilisations ϱ = demand(ϱ) of links that their users shun as they fill (Theory H5, H7).
+
+    Parameters
+    ----------
+    demand : ϱ (L,), each at most :data:`MOST_BUSY` -> the utilisation that it would cause
+
+    Returns
+    -------
+    ϱ, (L,), and whether it is a fixed point. A link asked for more stands at :data:`MOST_BUSY`.
+    """
+    rho = np.zeros(links)
+    # Demand falls as ϱ grows: a damped start lands near the answer, a root finder ends it.
+    for _ in range(_DAMPED_STEPS):
+        moved = np.clip(demand(rho), 0.0, MOST_BUSY) - rho
+        rho = rho + 0.5 * moved
+        if np.abs(moved).max() < 1e-3:
+            break
+
+    def missing(x: np.ndarray, *_: object) -> np.ndarray:
+        return demand(np.clip(x, 0.0, MOST_BUSY)) - x
+
+    answer = root(missing, rho, method="hybr", tol=0.1 * tolerance)
+    found = np.clip(answer.x, 0.0, MOST_BUSY)
+    if np.abs(np.clip(demand(found), 0.0, MOST_BUSY) - found).max() < 1e2 * tolerance:
+        return found, True
+    return rho, bool(np.abs(np.clip(demand(rho), 0.0, MOST_BUSY) - rho).max() < 1e2 * tolerance)
 
 
 @dataclass(frozen=True)
