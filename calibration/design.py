@@ -30,6 +30,8 @@ class Design:
     decode_outputs: tuple[int, ...]
     decode_repeats: int
     decode_contexts: tuple[int, ...]
+    relay_budget: float
+    relay_least: int
     mix_budget: float
     mix_least: int
     interference_repeats: int = 0
@@ -53,6 +55,8 @@ DESIGNS: dict[Effort, Design] = {
         decode_outputs=(9, 25),
         decode_repeats=4,
         decode_contexts=(64,),
+        relay_budget=2.0,
+        relay_least=24,
         mix_budget=4.0,
         mix_least=20,
     ),
@@ -68,6 +72,8 @@ DESIGNS: dict[Effort, Design] = {
         decode_outputs=(9, 25),
         decode_repeats=5,
         decode_contexts=(64, 512),
+        relay_budget=5.0,
+        relay_least=60,
         mix_budget=8.0,
         mix_least=40,
     ),
@@ -83,6 +89,8 @@ DESIGNS: dict[Effort, Design] = {
         decode_outputs=(5, 17, 65),
         decode_repeats=8,
         decode_contexts=(64, 512, 1024, 2048),
+        relay_budget=25.0,
+        relay_least=200,
         mix_budget=60.0,
         mix_least=200,
         interference_repeats=5,

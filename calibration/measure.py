@@ -118,6 +118,7 @@ async def calibrate(
             await stages.pin_chain()
             await stages.prefill()
             await stages.decode()
+            await stages.relay()
             await stages.interference()
             await stages.mix()
         finally:

@@ -245,6 +245,38 @@ class Stages:
             self.progress("decode", at + 1, len(cases))
         self.journal.done("decode")
 
+    async def relay(self) -> None:
+        """Two clients in turn, one output token each: prefills alone in steps that follow at once.
+
+        A request that finds the engine idle pays for waking it as well; only a step that follows
+        another tells what a prefill costs a busy engine.
+        """
+        if self.journal.is_done("relay"):
+            return
+        draw = generator(self.seed, "calibration", "relay")
+        longest = min(2048, self.longest)
+        deadline = time.perf_counter() + self.design.relay_budget
+        served = 0
+
+        async def client() -> None:
+            nonlocal served
+            while served < self.design.relay_least or time.perf_counter() < deadline:
+                new, cached = self._mixed(draw, longest)
+                await self._generate(self._prompts.after(self.chain, cached, new), 1)
+                served += 1
+                self.progress("relay", served, max(self.design.relay_least, served))
+
+        async with self._window("relay"):
+            await asyncio.gather(client(), client())
+        self.journal.done("relay")
+
+    def _mixed(self, draw: np.random.Generator, longest: int) -> tuple[int, int]:
+        """(new, cached) of a request: log-uniform new tokens, half of them behind the chain."""
+        new = round(SHORT * (longest / SHORT) ** draw.random())
+        deep = max(0, int(min(len(self.chain), longest - new) * draw.random()))
+        size = self.facts.block_size
+        return new, deep // size * size if draw.random() < 0.5 else 0
+
     async def mix(self) -> None:
         """A closed loop of mixed requests: prefills beside decodes, as a busy engine has them."""
         if self.journal.is_done("mix"):
@@ -258,9 +290,7 @@ class Stages:
         async def client() -> None:
             nonlocal served
             while served < design.mix_least or time.perf_counter() < deadline:
-                new = round(SHORT * (longest / SHORT) ** draw.random())
-                deep = max(0, int(min(len(self.chain), longest - new) * draw.random()))
-                cached = deep // facts.block_size * facts.block_size if draw.random() < 0.5 else 0
+                new, cached = self._mixed(draw, longest)
                 output = min(int(draw.geometric(1 / 16)), 64, facts.max_model_len - new - cached)
                 await self._generate(self._prompts.after(self.chain, cached, new), output)
                 # Clients at rest let the number present vary.

@@ -178,6 +178,8 @@ def test_a_killed_calibration_goes_on(known, tmp_path, monkeypatch):
         prefill_budget=1.0,
         decode_repeats=1,
         decode_outputs=(3, 9),
+        relay_budget=0.2,
+        relay_least=4,
         mix_budget=0.5,
         mix_least=8,
     )
