@@ -185,7 +185,7 @@ def main() -> None:
                 law.cdf(0, np.array(1.0))
                 best = [min(best[0], middle - start), min(best[1], time.process_time() - middle)]
             print(
-                f"    means {1e3 * best[0]:.0f} ms, with one type's law {1e3 * best[1]:.0f} ms of CPU; "
+                f"    CPU: means {1e3 * best[0]:.0f} ms, one type's law {1e3 * best[1]:.0f} ms; "
                 f"{state.iterations} chain steps, {state.law.shape[2]} queue lengths, "
                 f"tail {state.tail:.0e}"
             )
