@@ -24,11 +24,22 @@ import itertools
 import math
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 import numba
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import orjson
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from testbed.errors import CalibrationError
 
 COEFFICIENTS = ("c_pre", "p", "c_both", "a", "b", "d", "c_dec", "e", "f")
 """Order of the coefficient vector of the linear form everywhere."""
@@ -224,6 +235,29 @@ class OperatorStepTime(_StepTime):
 
 AnyStepTime = Annotated[StepTime | OperatorStepTime, Field(discriminator="kind")]
 """Either form, as a field of a record."""
+
+
+def read_step_time(path: str | Path) -> StepTime | OperatorStepTime:
+    """The step time of a calibration record; nothing else of the record is read.
+
+    Raises
+    ------
+    CalibrationError
+        The file is missing or holds no step time.
+    """
+    try:
+        record: Any = orjson.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise CalibrationError(f"{path}: {error.strerror}") from None
+    except orjson.JSONDecodeError as error:
+        raise CalibrationError(f"{path}:{error.lineno}: {error.msg}") from None
+    if not isinstance(record, dict) or record.get("step_time") is None:
+        raise CalibrationError(f"{path}: step_time: this record has none")
+    adapter: TypeAdapter[StepTime | OperatorStepTime] = TypeAdapter(AnyStepTime)
+    try:
+        return adapter.validate_python(record["step_time"])
+    except ValidationError as error:
+        raise CalibrationError(f"{path}: step_time: {error.errors()[0]['msg']}") from None
 
 
 @numba.njit(cache=True)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numba
 import numpy as np
-import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from testbed.errors import CalibrationError, ScenarioError
+from testbed.errors import ScenarioError
 from testbed.radio import radio_model
 from testbed.scenario import EngineSpec, Scenario, SimulationSpec, first_problem
 from testbed.simulation import engine_farm as farms
@@ -31,7 +28,7 @@ from testbed.simulation.service import ServiceLaw
 from testbed.simulation.system import System
 from testbed.simulation.tally import Served, Tally
 from testbed.simulation.traffic import Traffic
-from testbed.step_time import AnyStepTime, OperatorStepTime, StepTime
+from testbed.step_time import OperatorStepTime, StepTime
 
 
 def simulate_engines(
@@ -340,28 +337,6 @@ def engine_config(scenario: Scenario, profile: int) -> EngineConfig:
         )
     except ValidationError as error:
         raise ScenarioError(f"profiles[{profile}]: {first_problem(error)}") from None
-
-
-def read_step_time(path: str | Path) -> StepTime | OperatorStepTime:
-    """The step time of a calibration record.
-
-    Raises
-    ------
-    CalibrationError
-        The file is missing or holds no step time.
-    """
-    try:
-        record: Any = orjson.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise CalibrationError(f"{path}: {error.strerror}") from None
-    except orjson.JSONDecodeError as error:
-        raise CalibrationError(f"{path}:{error.lineno}: {error.msg}") from None
-    if not isinstance(record, dict) or record.get("step_time") is None:
-        raise CalibrationError(f"{path}: step_time: this record has none")
-    try:
-        return TypeAdapter(AnyStepTime).validate_python(record["step_time"])
-    except ValidationError as error:
-        raise CalibrationError(f"{path}: step_time: {first_problem(error)}") from None
 
 
 def _refuse(scenario: Scenario, spec: SimulationSpec) -> None:

@@ -18,14 +18,14 @@ from testbed.outcome import Outcome
 from testbed.radio import radio_model
 from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario, SimulationSpec
-from testbed.simulation.engine_network import read_step_time, simulate_engines
+from testbed.simulation.engine_network import simulate_engines
 from testbed.simulation.network import simulate_network
 from testbed.simulation.service import service_law
 from testbed.simulation.spatial import simulate_tiers
 from testbed.simulation.summary import summarise
 from testbed.simulation.system import System
 from testbed.simulation.tally import Tally
-from testbed.step_time import OperatorStepTime, StepTime
+from testbed.step_time import OperatorStepTime, StepTime, read_step_time
 from testbed.theory import predict
 from testbed.theory.delay import get_delay_model
 from testbed.theory.operating_point import solve

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from testbed.outcome import Curve, Outcome, Tier, Ttft
+from testbed.radio import PowerLaw
 from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario
-from testbed.step_time import AnyStepTime
-from testbed.theory.delay.base import ExcessDelay, get_delay_model
+from testbed.step_time import AnyStepTime, read_step_time
+from testbed.theory.delay.base import DelayModel, ExcessDelay, get_delay_model
 from testbed.theory.latency import Latency
 from testbed.theory.operating_point import OperatingPoint, solve
 from testbed.theory.system import System
@@ -31,7 +32,8 @@ def predict(
     ----------
     scenario : what is asked
     delay_model : a registered delay model instead of ``scenario.delay_model``
-    step_time : calibration of the nodes' engine, for the delay models that use it
+    step_time : of the nodes' engine, for the delay models that use it; default: the one of
+        ``engine.calibration``
 
     Raises
     ------
@@ -61,6 +63,9 @@ def locate(
     :func:`predict`.
     """
     model = get_delay_model(delay_model if delay_model is not None else scenario.delay_model)
+    if step_time is None and model.uses_step_time and scenario.engine is not None:
+        file = scenario.engine.calibration
+        step_time = None if file is None else read_step_time(file)
     system = System.from_scenario(scenario, step_time)
     if start is not None and start.wait.shape != system.shape:
         start = None
@@ -73,7 +78,16 @@ def locate(
         max_iterations=scenario.solver.max_iterations,
         start=start,
     )
-    return Latency(system, point, model)
+    return latency_at(system, point, model)
+
+
+def latency_at(system: System, point: OperatingPoint, model: DelayModel) -> Latency:
+    """The law of the TTFT at an operating point, whatever the radio model (Theory E, H4)."""
+    if isinstance(system.radio, PowerLaw):
+        return Latency(system, point, model)
+    from testbed.theory.extensions.radio_law import RadioLatency
+
+    return RadioLatency(system, point, model)
 
 
 def assemble(scenario: Scenario, delay_model: str, latency: Latency) -> Outcome:

@@ -15,9 +15,8 @@ from testbed.simulation import simulate
 from testbed.simulation.delay_maps import delay_map
 from testbed.simulation.engine_farm import Arriving, new_farm
 from testbed.simulation.engine_model import EngineConfig, simulate_engine
-from testbed.simulation.engine_network import read_step_time
 from testbed.simulation.network_events import observe
-from testbed.step_time import StepTime
+from testbed.step_time import StepTime, read_step_time
 from testbed.theory import predict
 
 STEP_TIME = StepTime(c_pre=0.004, a=2e-4, c_dec=0.006, e=1e-4)

@@ -116,6 +116,9 @@ class DelayModel(ABC):
 
     name: str
 
+    uses_step_time: bool = False
+    """The model needs the engine's calibrated step time (:attr:`TierLoad.step_time`)."""
+
     def utilisation(self, load: TierLoad) -> float:
         """Load over capacity as the model sees it; the model is stable below 1.
 

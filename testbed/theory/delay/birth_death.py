@@ -19,6 +19,7 @@ class BirthDeath(DelayModel):
     """M/M/c with a service rate that depends on how many are served."""
 
     name = "birth_death"
+    uses_step_time = True
 
     def _rates(self, load: TierLoad) -> np.ndarray:
         """μ(1) … μ(c), requests/s."""

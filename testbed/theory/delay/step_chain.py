@@ -275,7 +275,7 @@ def solve(
 ) -> Stationary:
     """The stationary law at an arrival rate below the chain's capacity."""
     spare = 1.0 - rate / chain.capacity
-    levels = chain.count + 8 + int(5.0 / spare)
+    levels = 12 + int(4.0 / spare)
     while True:
         found = _solve(chain, rate, levels, start)
         if found.tail < tail or levels >= MOST_LEVELS:
@@ -433,6 +433,7 @@ class StepChain(DelayModel):
     """
 
     name = "step_chain"
+    uses_step_time = True
 
     def __init__(self, output_scv: float = 0.0) -> None:
         self.output_scv = output_scv

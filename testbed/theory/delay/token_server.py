@@ -29,6 +29,7 @@ class TokenServer(DelayModel):
     """M/G/1 over prefill and marginal decode work, with a slot wait."""
 
     name = "token_server"
+    uses_step_time = True
 
     def _capacity(self, load: TierLoad, engine: EngineLoad) -> float:
         """Requests/s at which the server or the slots have no time left."""
