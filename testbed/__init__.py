@@ -5,4 +5,8 @@ One :class:`~testbed.scenario.Scenario` is asked three ways, ``predict`` (analyt
 with the same :class:`~testbed.outcome.Outcome`.
 """
 
+from testbed.compiled import key_cache
+
 __version__ = "0.1.0"
+
+key_cache()
