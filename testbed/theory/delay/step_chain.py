@@ -50,6 +50,12 @@ TAIL = 1e-6
 
 NEGLIGIBLE = 1e-9
 
+MOST_ERROR = 1e-5
+"""Σ|π − πP| above which there is no answer."""
+
+LAW_TAIL = 1e-7
+"""Share of the arrivals in a step beyond the last number that is told apart."""
+
 TOLERANCE = 1e-7
 """Σ|π − πP| at the solver's stop."""
 
@@ -275,7 +281,7 @@ def solve(
 ) -> Stationary:
     """The stationary law at an arrival rate below the chain's capacity."""
     spare = 1.0 - rate / chain.capacity
-    levels = 12 + int(4.0 / spare)
+    levels = 8 + int(10.0 / spare)
     while True:
         found = _solve(chain, rate, levels, start)
         if found.tail < tail or levels >= MOST_LEVELS:
@@ -294,7 +300,7 @@ def _solve(chain: Chain, rate: float, levels: int, start: Stationary | None) -> 
     longest = rate * float(max(batch.whole.max(), batch.cut.max()))
     size = int(longest + 8.0 * np.sqrt(longest) + 16.0)
     for_whole, for_cut = kernel.poisson_laws(rate, batch.whole, batch.share, batch.cut, size)
-    lengths = kernel.trim(for_whole, NEGLIGIBLE), kernel.trim(for_cut, NEGLIGIBLE)
+    lengths = kernel.trim(for_whole, LAW_TAIL), kernel.trim(for_cut, LAW_TAIL)
     shape = (len(slots.occupied), kinds, levels)
     moved, result = np.empty(shape), np.empty(shape)
     stay = kernel.stay_probability(
@@ -348,9 +354,6 @@ def _solve(chain: Chain, rate: float, levels: int, start: Stationary | None) -> 
     law = moved.copy()
     return Stationary(chain, rate, law, float(law[:, :, -1].sum()), used, lengths)
 
-
-MOST_ERROR = 1e-5
-"""Σ|π − πP| above which there is no answer."""
 
 NODES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.875, 0.92, 0.95)
 """Utilisations at which mean delays are computed; in between they are interpolated."""

@@ -24,6 +24,9 @@ CELLS = 512
 CLASSES = 4
 """Classes of what is left of a cut prompt, about equally likely."""
 
+RARE = 1e-5
+"""Probability below which a number of prompts in a step is not told apart."""
+
 _SUMS = 7
 """Tabulated with the number of tokens: probability, Σn², Σnh, work, work², work³, Σn."""
 
@@ -374,6 +377,14 @@ def _tabulate(
                         own_share[q, n, f, j] = share[n, f, j]
     for n in range(slots + 1):
         for f in range(kinds):
+            # Numbers that hardly ever fit last are taken together with the next.
+            before = 1.0
             for j in range(1, slots - n + 1):
-                fits[n, f, j] = min(fits[n, f, j], fits[n, f, j - 1])
+                here = min(fits[n, f, j], before)
+                if here < RARE:
+                    here = 0.0
+                elif before - here < RARE:
+                    here = before
+                fits[n, f, j] = here
+                before = here
     return fits, whole, share, cut, leaves, own_fits, own_whole, own_share

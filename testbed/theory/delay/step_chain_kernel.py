@@ -121,8 +121,8 @@ def serve(
         for f in range(kinds):
             total = 0.0
             for q in range(levels):
-                total += x[v, f, q]
-            if total == 0.0:
+                total += abs(x[v, f, q])
+            if total < 1e-16:
                 continue
             # All who wait are completed, fewer than the free slots.
             for q in range(min(free, levels)):
@@ -158,17 +158,22 @@ def serve(
                         # The arrival that ends an idle time does not fit in one step.
                         joint[min(1 + k, levels - 1)] += a * x[v, f, 0]
                     # Somebody beyond the j is cut.
-                    inside = min(levels, levels - 1 + j - k)
-                    for q in range(j + 1, inside):
-                        joint[q - j + k] += a * x[v, f, q]
-                    for q in range(max(inside, j + 1), levels):
+                    inside = max(min(levels, levels - 1 + j - k), j + 1)
+                    _add(a, x[v, f, j + 1 : inside], joint[k + 1 :])
+                    for q in range(inside, levels):
                         joint[levels - 1] += a * x[v, f, q]
                 u = joined[v, j]
                 for g in range(1, kinds):
                     a = left[n, f, j, g]
                     if a > 0.0:
-                        for q in range(levels):
-                            y[u, g, q] += a * joint[q]
+                        _add(a, joint, y[u, g])
+
+
+@numba.njit(cache=True)
+def _add(a: float, source: np.ndarray, result: np.ndarray) -> None:
+    """result += a·source, where source lies; on its own, so that it runs on vector units."""
+    for i in range(source.size):
+        result[i] += a * source[i]
 
 
 @numba.njit(cache=True)
@@ -180,10 +185,9 @@ def _pour(
     levels = source.size
     for k in range(length):
         a = p * law[k]
-        inside = min(levels, levels - 1 + served - k)
-        for q in range(served, inside):
-            result[q - served + k] += a * source[q]
-        for q in range(max(inside, served), levels):
+        inside = max(min(levels, levels - 1 + served - k), served)
+        _add(a, source[served:inside], result[k:])
+        for q in range(inside, levels):
             result[levels - 1] += a * source[q]
 
 
