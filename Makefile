@@ -45,10 +45,11 @@ lint: $(STAMP)  ## format, lint and types
 	$(BIN)/mypy
 
 test: lint  ## lint, types, unit tests and tests on real engines
-	$(BIN)/python -m pytest tests/unit tests/engine
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
+	$(BIN)/python -m pytest tests/engine
 
 test-fast: lint  ## without engines, under a minute
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
 
 clean:  ## remove environments, caches and outputs
 	rm -rf $(VENV) .venv-sglang out .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from testbed.reporting.agreement import NOISY_PERCENT, Agreement, Reading, agree
@@ -56,6 +56,7 @@ def test_noise_of_two_sides_adds_in_quadrature_and_swapping_them_changes_only_th
 @given(st.floats(0.011, 0.5))
 @settings(max_examples=50, deadline=None)
 def test_agreement_within_a_wide_noise_is_not_called_agreement(noise: float) -> None:
+    assume(abs(100 * noise - NOISY_PERCENT) > 1e-9)  # at the limit rounding decides
     found = against(1.0, 1.0, 1 - noise, 1 + noise)
     assert found.within
     assert found.status == ("too noisy" if 100 * noise > NOISY_PERCENT else "agrees")
