@@ -25,13 +25,12 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from cluster.engines.device_time_batch import Batch
 from cluster.engines.device_time_clock import (
-    ENGINE_NICENESS,
     DeviceClock,
     Ledger,
     Step,
     install,
     installed,
-    prepare_host,
+    prepare_engine,
 )
 from cluster.engines.vllm_scheduler import Additions
 from testbed.step_time import step_seconds
@@ -106,9 +105,9 @@ class DeviceTimeWorker(WorkerBase):
     def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
 
-    def device_time_host(self) -> dict[str, bool]:
+    def device_time_host(self) -> dict[str, Any]:
         """Prepare this process, all its threads running; what the kernel granted."""
-        return prepare_host(ENGINE_NICENESS)
+        return prepare_engine()
 
     def shutdown(self) -> None:
         self._ledger.close()

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 LATE = 0.05
 """A step is late when its result is handed over later than this share of the step after its end."""
@@ -30,7 +31,8 @@ SPIN = 1.5e-4
 SWITCH_INTERVAL = 1e-4
 """s after which a thread of the engine gives way to the one that ends a step."""
 ENGINE_NICENESS, OWNER_NICENESS = -10, -5
-"""Priorities asked for the process that keeps the time and for the one that owns it."""
+"""Asked for the process that keeps the time, where it may not run in real time, and for the one
+that owns it."""
 PR_SET_TIMERSLACK = 29
 _LAYOUT = struct.Struct("<5d")
 
@@ -192,25 +194,51 @@ class DeviceClock:
             pass
 
 
-def prepare_host(niceness: int) -> dict[str, bool]:
-    """Ask the kernel for punctual waking of this process; says what it granted.
+def prepare_engine() -> dict[str, Any]:
+    """Ask for punctual waking of the process that keeps the time; says what was granted.
 
-    All threads get the niceness: one that held Python's lock at a lower priority would hold up
-    the one that ends a step. Priority needs a right that a user may not have; without it lateness
-    grows and is counted.
+    All its threads are preferred: one that held Python's lock at a lower priority would hold up
+    the one that ends a step. They work a millisecond or two a step, so that real-time priority
+    costs others little. It needs a right that a user may not have; without it lateness grows and
+    is counted.
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
-    granted = {"priority": False, "timer_slack": False}
+    granted: dict[str, Any] = {"scheduling": "normal", "timer_slack": False}
     if sys.platform != "linux":
         return granted
-    with suppress(PermissionError):
-        for thread in os.listdir("/proc/self/task"):
-            with suppress(ProcessLookupError):  # it ended meanwhile
-                os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
-        granted["priority"] = True
+    for way, scheduling in ((_round_robin, "round robin"), (_nice, "nice")):
+        try:
+            _each_thread(way)
+        except PermissionError:
+            continue
+        granted["scheduling"] = scheduling
+        break
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     granted["timer_slack"] = prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0) == 0
     return granted
+
+
+def prepare_owner() -> None:
+    """Prefer the process that passes tokens on, less than the one that keeps the time."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    if sys.platform == "linux":
+        with suppress(PermissionError):
+            _each_thread(lambda t: os.setpriority(os.PRIO_PROCESS, t, OWNER_NICENESS))
+
+
+def _each_thread(do: Callable[[int], None]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            do(int(thread))
+
+
+def _round_robin(thread: int) -> None:
+    policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK
+    os.sched_setscheduler(thread, policy, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+
+
+def _nice(thread: int) -> None:
+    os.setpriority(os.PRIO_PROCESS, thread, ENGINE_NICENESS)
 
 
 _clock: DeviceClock | None = None

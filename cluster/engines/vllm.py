@@ -27,7 +27,7 @@ from cluster.engines.base import (
     model_directory,
     nominal_bytes_per_token,
 )
-from cluster.engines.device_time_clock import OWNER_NICENESS, Ledger, prepare_host
+from cluster.engines.device_time_clock import Ledger, prepare_owner
 from cluster.engines.pinned_blocks import PinnedBlocks
 from cluster.engines.step_log import STEP_LOG_VARIABLE
 from testbed.errors import EngineError
@@ -153,7 +153,7 @@ class VllmEngine(Engine):
         if self._profile is not None:
             device = self._profile.device.name
             host = await self._engine.collective_rpc("device_time_host")
-            prepare_host(OWNER_NICENESS)
+            prepare_owner()
             paced["device_time"] = {
                 **self._profile.facts(),
                 "time_scale": self.spec.time_scale,
