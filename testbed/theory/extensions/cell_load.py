@@ -38,6 +38,7 @@ from scipy.special import roots_genlaguerre
 from testbed.routing.policies import Policy
 from testbed.theory.delay.base import DelayModel, ExcessDelay, TierLoad
 from testbed.theory.extensions.discs import union_area
+from testbed.theory.extensions.radio_law import serving_nodes
 from testbed.theory.geometry import associate, association_kernel, radio_area
 from testbed.theory.latency import Latency
 from testbed.theory.operating_point import OperatingPoint
@@ -46,7 +47,7 @@ from testbed.theory.system import System
 VORONOI_SHAPE = 3.5
 """Gamma shape of the area of a typical Poisson–Voronoi cell in the plane, approximately."""
 POINTS = 24
-_RADII = 40
+_RADII = 10
 _ANGLES = 24
 _EVEN = 1e3
 """Gamma shape beyond which all cells are alike."""
@@ -127,18 +128,7 @@ def cell_shapes(system: System, costs: np.ndarray) -> np.ndarray:
 
 def _second_moment(system: System, costs: np.ndarray, s: int) -> float:
     """E[V_s²], km⁴."""
-    u, weight = np.polynomial.legendre.leggauss(_RADII)
-    lead = costs[:, [s]] - costs
-
-    def exclusion(distance: np.ndarray) -> np.ndarray:
-        """ϱ_st, (Q, T, R)."""
-        return system.radio.distance(system.radio.delay(distance) + lead[:, :, None])
-
-    # Beyond ``reach`` a better node is there for every type, but for a probability of e^−25.
-    far = np.linspace(0.0, np.sqrt(25.0 / (np.pi * system.density[s])), 400)
-    better = np.pi * (system.density[None, :, None] * exclusion(far) ** 2).sum(axis=1)
-    reach = far[min(int((better.min(axis=0) < 25.0).sum()), len(far) - 1)]
-    r, dr = 0.5 * reach * (u + 1.0), 0.5 * reach * weight
+    r, dr = serving_nodes(system, costs, s, _RADII)
     angle, turn = np.polynomial.legendre.leggauss(_ANGLES)
     angle, turn = 0.5 * np.pi * (angle + 1.0), 0.5 * np.pi * turn
     apart = np.sqrt(
@@ -149,7 +139,9 @@ def _second_moment(system: System, costs: np.ndarray, s: int) -> float:
             0.0,
         )
     )
-    radius = exclusion(r)
+    # ϱ_st(r), (Q, T, R).
+    lead = costs[:, [s]] - costs
+    radius = system.radio.distance(system.radio.delay(r) + lead[:, :, None])
     total = 0.0
     for q, p in enumerate(system.probability):
         for k, other in enumerate(system.probability[: q + 1]):

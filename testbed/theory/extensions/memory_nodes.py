@@ -33,7 +33,8 @@ from testbed.theory.extensions.fixed_point import MOST_BUSY, shared_links
 from testbed.theory.geometry import cost_nodes
 from testbed.theory.prefill import prefill_time
 
-_LEVELS = 256
+_PANELS = 400
+_VOID = 37.0
 
 
 @dataclass(frozen=True)
@@ -86,23 +87,26 @@ class PairPoint:
         p = self.pairs.probability
         state = sum(p[q] * float(w.mass @ w.cost) for q, w in enumerate(ways))
         wait = float(self.load.weights @ self.law.mean)
-        return float(self._radio.mean()) + state + wait
+        delay, mass = self._radio
+        return float(mass @ delay) + state + wait
 
     @cached_property
-    def _radio(self) -> np.ndarray:
-        """Radio delays to the nearest compute node at levels of equal mass, (U,), s."""
-        level = (np.arange(_LEVELS) + 0.5) / _LEVELS
-        distance = np.sqrt(-np.log1p(-level) / (np.pi * self.pairs.compute_density))
-        return self.pairs.radio.delay(distance)
+    def _radio(self) -> tuple[np.ndarray, np.ndarray]:
+        """Radio delays to the nearest compute node, s, and their probabilities, each (U,)."""
+        edge = _VOID * np.linspace(0.0, 1.0, _PANELS + 1) ** 2.5
+        mass = -np.diff(np.exp(-edge))
+        middle = 0.5 * (edge[1:] + edge[:-1])
+        distance = np.sqrt(middle / (np.pi * self.pairs.compute_density))
+        return self.pairs.radio.delay(distance), mass / mass.sum()
 
     def coverage(self, seconds: float) -> float:
         """P(TTFT ≤ τ): radio, state and wait are independent (Theory E2)."""
         if self.law is None or not self.feasible:
             return 0.0
+        delay, mass = self._radio
         total = 0.0
         for q, way in enumerate(self.pairs.ways(self.link_utilisation)):
-            left = seconds - way.cost[:, None] - self._radio
-            met = self.law.cdf(q, left).mean(axis=1)
+            met = self.law.cdf(q, seconds - way.cost[:, None] - delay) @ mass
             total += self.pairs.probability[q] * float(way.mass @ met)
         return total
 

@@ -27,15 +27,13 @@ from numpy.typing import ArrayLike
 from testbed.radio import RadioModel
 from testbed.scenario import Backhaul, Prefill, Users
 from testbed.theory.extensions.discs import union_area
-from testbed.theory.extensions.radio_law import joint_law
+from testbed.theory.extensions.radio_law import joint_law, serving_nodes
 from testbed.theory.extensions.remote_fetch import fetch_time
 from testbed.theory.prefill import prefill_time
 from testbed.theory.system import System
 
-_RADII = 80
+_RADII = 16
 _ANGLES = 40
-_NOBODY = 25.0
-"""Mean number of better nodes at which integrals over distance stop."""
 
 _u, _w = np.polynomial.legendre.leggauss(_ANGLES)
 _COSINE = np.cos(0.5 * np.pi * (_u + 1.0))
@@ -51,16 +49,16 @@ def stay_probability(system: System, costs: np.ndarray, displacement: ArrayLike)
     costs : (Q, S) K_sq, s, the same at both times
     displacement : (D,) km
 
-    Gauss–Legendre in the node's distance and direction, good to about 10⁻³. At d = 0 it is A_sq.
+    Gauss–Legendre in the node's distance and direction, good to about 10⁻⁴. At d = 0 it is A_sq.
     """
     moved = np.atleast_1d(np.asarray(displacement, dtype=float))
     types, tiers = system.shape
     result = np.zeros((types, tiers, len(moved)))
     for q in range(types):
         for s in np.flatnonzero(system.density > 0):
-            r, weight = _distances(system, costs[q], s)
+            r, weight = serving_nodes(system, costs[q], s, _RADII)
             apart = _apart(r, moved)
-            void = np.zeros((_RADII, _ANGLES, len(moved)))
+            void = np.zeros((len(r), _ANGLES, len(moved)))
             for t in np.flatnonzero(system.density > 0):
                 lead = costs[q, s] - costs[q, t]
                 before = _exclusion(system.radio, r, lead)[:, None, None]
@@ -129,7 +127,7 @@ def next_turn(
     same = stay_probability(system, costs, moved)[q]
     lengthened = np.zeros(len(moved))
     for s in np.flatnonzero(system.density > 0):
-        r, weight = _distances(system, costs[q], s)
+        r, weight = serving_nodes(system, costs[q], s, _RADII)
         void = sum(
             np.pi * system.density[t] * _exclusion(system.radio, r, costs[q, s] - costs[q, t]) ** 2
             for t in np.flatnonzero(system.density > 0)
@@ -168,21 +166,6 @@ def displacements(users: Users, seconds: float, levels: int = 32) -> np.ndarray:
 
 def _exclusion(radio: RadioModel, distance: np.ndarray, lead: float) -> np.ndarray:
     return radio.distance(radio.delay(distance) + lead)
-
-
-def _distances(system: System, costs: np.ndarray, s: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss–Legendre nodes (R,) and weights for the distance to a serving node of tier s, km.
-
-    They end where a better node is there but for a probability of e^−25.
-    """
-    far = np.linspace(0.0, math.sqrt(_NOBODY / (math.pi * system.density[s])), 400)
-    better = sum(
-        np.pi * system.density[t] * _exclusion(system.radio, far, costs[s] - costs[t]) ** 2
-        for t in np.flatnonzero(system.density > 0)
-    )
-    reach = far[min(int((np.asarray(better) < _NOBODY).sum()), len(far) - 1)]
-    u, w = np.polynomial.legendre.leggauss(_RADII)
-    return 0.5 * reach * (u + 1.0), 0.5 * reach * w
 
 
 def _apart(r: np.ndarray, moved: np.ndarray) -> np.ndarray:

@@ -31,6 +31,7 @@ PANELS = 1200
 LEVELS = 64
 """Levels of a drawn radio delay."""
 _VOID = 37.0
+_BETTER = 25.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,31 @@ def joint_law(radio: RadioModel, density: np.ndarray, costs: np.ndarray) -> Join
     used = mass.sum(axis=1) > 0
     mass = mass[used]
     return JointLaw(mass / mass.sum(), middle[used])
+
+
+def serving_nodes(
+    system: System, costs: np.ndarray, s: int, order: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss–Legendre nodes (N,) and weights for the distance to a serving node of tier s, km.
+
+    Panels of ``order`` nodes end where some other tier's exclusion disc opens, for any of the
+    request types whose ``costs`` (Q, S) or (S,) are given. They stop where better nodes are there
+    for every type, but for a probability of e^−25.
+    """
+    costs = np.atleast_2d(costs)
+    present = np.flatnonzero(system.density > 0)
+    lead = costs[:, [s]] - costs[:, present]
+    far = np.linspace(0.0, np.sqrt(_BETTER / (np.pi * system.density[s])), 400)
+    reach = system.radio.distance(system.radio.delay(far)[:, None, None] + lead)
+    better = np.pi * (system.density[present] * reach**2).sum(axis=2).min(axis=1)
+    last = far[min(int((better < _BETTER).sum()), len(far) - 1)]
+    opens = system.radio.distance(np.maximum(-lead, 0.0).ravel() + system.radio.delay(np.zeros(1)))
+    inside = np.unique(np.concatenate([[0.0, last], opens[(opens > 0) & (opens < last)]]))
+    # No panel is longer than a quarter of the whole, so that smooth stretches are resolved too.
+    edges = np.unique(np.concatenate([inside, np.linspace(0.0, last, 5)]))
+    u, w = np.polynomial.legendre.leggauss(order)
+    low, length = edges[:-1, None], np.diff(edges)[:, None]
+    return (low + 0.5 * length * (u + 1.0)).ravel(), (0.5 * length * w).ravel()
 
 
 def associate(system: System, costs: np.ndarray) -> np.ndarray:
