@@ -29,6 +29,8 @@ def ray_session(cpus: int | None = None) -> Iterator[str]:
     os.environ.setdefault(AUTH_VARIABLE, "token")
     # Zero-GPU actors keep their devices hidden, as Ray announces for its next versions.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray runs its workers at niceness 15 unless told: an engine would yield to whatever else runs.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray
     except ImportError:
