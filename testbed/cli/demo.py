@@ -52,7 +52,7 @@ def demo(
     ] = OUTPUT_TOKENS,
     seconds: Annotated[
         float, typer.Option("--seconds", min=5, help="length of each of the six runs")
-    ] = 28.0,
+    ] = 24.0,
     gpus_per_replica: Annotated[float, typer.Option("--gpus-per-replica", min=0)] = 0.0,
     replicas: Annotated[int, typer.Option("--replicas", min=2)] = 2,
     seed: Seed = 1,
