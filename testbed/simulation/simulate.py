@@ -223,7 +223,7 @@ def beside_theory(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
     """
     try:
         predicted = predict(scenario)
-    except (TestbedError, NotImplementedError) as error:
+    except TestbedError as error:
         return {"reason": f"no prediction: {error}"}
     figures: dict[str, Any] = {}
     for path, (low, high) in outcome.confidence.items():
