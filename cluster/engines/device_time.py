@@ -28,6 +28,7 @@ from cluster.engines.device_time_clock import (
     DeviceClock,
     Ledger,
     Step,
+    end_with_owner,
     install,
     installed,
     prepare_engine,
@@ -107,6 +108,7 @@ class DeviceTimeWorker(WorkerBase):
 
     def device_time_host(self) -> dict[str, Any]:
         """Prepare this process, all its threads running; what the kernel granted."""
+        end_with_owner()
         return prepare_engine()
 
     def shutdown(self) -> None:

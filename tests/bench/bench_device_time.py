@@ -84,7 +84,22 @@ async def replay(
             stamps = (sent, g.queued, g.scheduled, g.engine_first_token, g.finished)
             rows[i] = [(t - start) / scale for t in stamps]
 
+        async def watch() -> float:
+            """How long at most this driver was kept from running, s: its stamps err by as much."""
+            longest = 0.0
+            while True:
+                before = time.perf_counter()
+                try:
+                    await asyncio.sleep(0.02)
+                except asyncio.CancelledError:
+                    return longest
+                longest = max(longest, time.perf_counter() - before - 0.02)
+
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(0)
         await asyncio.gather(*(one(i) for i in range(len(arrival))))
+        watching.cancel()
+        print(f"driver held up for {await watching * 1e3:.0f} ms at most")
         load = await engine.load()
     finally:
         await engine.stop()
