@@ -45,13 +45,7 @@ def ray_session(cpus: int | None = None) -> Iterator[str]:
         if address:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         else:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            _start_private(cpus)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
         where = f"RAY_ADDRESS={address}" if address else "a private Ray cluster"
         reason = next((x for x in str(error).splitlines() if x.strip()), repr(error))
@@ -61,3 +55,24 @@ def ray_session(cpus: int | None = None) -> Iterator[str]:
     finally:
         with suppress(RuntimeError):
             ray.shutdown()
+
+
+def _start_private(cpus: int | None, attempts: int = 3) -> None:
+    """Start a cluster of our own; on a busy machine its server may miss Ray's own time limit."""
+    import ray
+
+    for attempt in range(1, attempts + 1):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+            return
+        except RuntimeError as error:
+            if attempt == attempts or "Failed to start" not in str(error):
+                raise
+            with suppress(RuntimeError):
+                ray.shutdown()

@@ -348,14 +348,20 @@ def test_calibration_runs_as_a_submitted_job(ray_cluster, tmp_path):
     command = [Path(sys.executable).with_name("ray"), "job", "submit", "--working-dir", ".", "--"]
     command += ["python", "-m", "calibration", "--engine", "emulated", "--out", str(out)]
     command += ["--num-blocks", "101", "--max-model-len", "512", "--max-sequences", "2"]
-    job = subprocess.run(
-        command,
-        cwd=Path(__file__).resolve().parents[2],
-        env=ray_cluster,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    deadline = time.monotonic() + 60
+    while True:
+        job = subprocess.run(
+            command,
+            cwd=Path(__file__).resolve().parents[2],
+            env=ray_cluster,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        # The dashboard answers before the agent that starts jobs has registered with it.
+        if "No available agent" not in job.stderr + job.stdout or time.monotonic() > deadline:
+            break
+        time.sleep(2)
     assert job.returncode == 0, job.stdout[-2000:] + job.stderr[-2000:]
     record = Calibration.load(out)
     assert record.engine.name == "emulated" and record.prefill is not None
