@@ -15,6 +15,9 @@ from testbed.theory.distance import equal_cost_radius
 
 SAMPLES = 200_000
 """Requests of each type in Fig. 4 (the paper's 2·10⁵)."""
+LUCK = 2_000
+"""Repetitions of Fig. 4 by which the largest error is judged."""
+REPORTED_ERROR = 1e-3
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Extra wait at the deep node in Fig. 3, as a share of the prefill that it saves."""
 BEYOND = 1.25
@@ -62,7 +65,7 @@ def pairwise_boundary(model: PaperModel) -> Drawn:
     )
     advantage.legend(title="uncached node at", title_fontsize=8, loc="upper right")
     key(drawing, plane, columns=6, title="extra wait at the deep node, % of the prefill it saves")
-    heading(drawing, "Fig. 3: when is the deeper node worth the longer path?")
+    heading(drawing, "When is the deeper node worth the longer path?")
 
     r = 0.2 * reach
     extra = [float(equal_cost_radius(radio, r, (1.0 - s) * saving, 0.0)) - r for s in SHARES]
@@ -88,7 +91,7 @@ def pairwise_boundary(model: PaperModel) -> Drawn:
             3,
             "that advantage collapses as the queue delay there rises",
             "collapses",
-            "  ".join(f"{x:.2f}" for x in extra) + " km at 0, 25, 50, 75, 100 % of the saving",
+            ", ".join(f"{x:.2f}" for x in extra) + " km at 0, 25, 50, 75, 100 % of the saving",
             bool((np.diff(extra) < 0).all()) and abs(extra[-1]) < 1e-9,
         ),
     )
@@ -119,6 +122,9 @@ def association(model: PaperModel, seed: int) -> Drawn:
     error = np.abs(seen - expected)
     noise = np.sqrt(expected * (1 - expected) / SAMPLES)
     worst = float(error.max())
+    again = generator(seed, "fig-4", "luck")
+    others = np.array([again.multinomial(SAMPLES, row, LUCK) / SAMPLES for row in expected])
+    lucky = float((np.abs(others - expected[:, None, :]).max(axis=(0, 2)) < REPORTED_ERROR).mean())
     within = bool((error <= 3 * noise + 1e-12).all())
 
     drawing, ((bars, misfit),) = panels(1, 2, height=2.9)
@@ -151,7 +157,7 @@ def association(model: PaperModel, seed: int) -> Drawn:
     misfit.set_title("Monte Carlo − theory, ×10⁻³, with 3 standard errors")
     heading(
         drawing,
-        f"Fig. 4: association at intensity {system.intensity:g}, {SAMPLES:,} samples a type",
+        f"Association at intensity {system.intensity:g}, {SAMPLES:,} samples a type",
     )
 
     fallback, shallow, deep = model.order
@@ -163,10 +169,10 @@ def association(model: PaperModel, seed: int) -> Drawn:
             "maximum absolute error of 2·10⁵ samples",
             "below 0.001",
             f"{worst:.5f}",
-            worst < 1e-3,
+            worst < REPORTED_ERROR,
             note=("all" if within else "not all")
             + f" within 3 standard errors (up to {3 * noise.max():.4f}); "
-            "below 0.001 is luck at this sample size",
+            f"one seed in {1 / max(lucky, 1 / LUCK):.0f} is below 0.001 at this sample size",
         ),
         Claim(
             4,

@@ -93,9 +93,9 @@ def claim_table(claims: Sequence[Claim], caption: str, *, numbered: bool = True)
         tone: Tone = "good" if claim.reproduced else "bad"
         row = [
             words(claim.statement),
-            words(_text(claim.reported), "faint"),
-            words(_text(claim.ours), "strong"),
-            figure(_distance(claim.distance)),
+            words(_reported(claim.reported), "faint"),
+            words(_ours(claim.ours), "strong"),
+            figure(None if claim.distance is None else signed(claim.distance)),
             words("reproduced" if claim.reproduced else "not reproduced", tone),
             words(claim.note, "faint"),
         ]
@@ -110,16 +110,19 @@ def claim_table(claims: Sequence[Claim], caption: str, *, numbered: bool = True)
     return Table(caption, ("", *head) if numbered else head, tuple(rows), starts=tuple(starts))
 
 
-def _text(value: float | str) -> str:
-    return value if isinstance(value, str) else significant(value)
-
-
-def _distance(value: float | None) -> str | None:
-    if value is None:
-        return None
+def signed(value: float) -> str:
+    """Three decimals with a sign, but for 0."""
     if math.isinf(value):
         return significant(value)
     text = f"{abs(value):.3f}"
     if float(text) == 0:
         return text
     return ("+" if value > 0 else MINUS) + text
+
+
+def _reported(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.2f}"
+
+
+def _ours(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3f}"

@@ -13,7 +13,7 @@ from testbed.reporting.style import DASHES, FAINT, INK, PALETTE, panels, styled
 from testbed.theory.system import System
 
 DEPTHS = 96
-DEPTH_LOADS = {"light": 2.0, "moderate": 6.0, "heavy": 10.0}
+DEPTH_LOADS = {"light": 2.0, "moderate": 8.0, "heavy": 12.0}
 """Requests/s per km² of Fig. 7; the text names the loads without numbers."""
 INTENSITIES = np.arange(0.5, 6.01, 0.25)
 """Requests/s per km² of Fig. 8."""
@@ -78,7 +78,7 @@ def cached_depth(model: PaperModel) -> Drawn:
     room.plot(depths, slots, color=INK, drawstyle="steps-post")
     room.set(xlabel="cached depth, tokens", title="Sequences that fit beside it")
     room.set_ylim(bottom=0)
-    heading(drawing, "Fig. 7: coverage against a uniform cached depth")
+    heading(drawing, "Coverage against a uniform cached depth")
 
     light, moderate, heavy = coverage.values()
     order = list(best.values())
@@ -95,7 +95,7 @@ def cached_depth(model: PaperModel) -> Drawn:
             7,
             "the optimum is interior",
             "interior",
-            "  ".join(f"{d:,.0f}" for d in order) + f" of at most {depths[last]:,.0f} tokens",
+            ", ".join(f"{d:,.0f}" for d in order) + f" of at most {depths[last]:,.0f} tokens",
             all(0 < d < depths[last] for d in order),
         ),
         Claim(
@@ -156,7 +156,7 @@ def policies_against_load(model: PaperModel) -> Drawn:
     busy.axhline(1, color=FAINT, linewidth=0.9)
     busy.set(xlabel="requests/s per km²", title="Utilisation of a deep node")
     shares(busy, top=None)
-    heading(drawing, "Fig. 8: three policies against load")
+    heading(drawing, "Three policies against load")
 
     def asked(policy: str, intensity: float) -> float:
         return model.coverage(policy, intensity=intensity)

@@ -65,7 +65,7 @@ def batch_error(values):
 
 def test_processor_sharing_of_the_test_against_its_closed_form():
     rng = np.random.default_rng(0)
-    n = 40_000
+    n = 25_000
     arrival = np.cumsum(rng.exponential(1.0, n))
     size = 0.6 * rng.exponential(1.0, n)
     stay = processor_sharing(arrival, size) - arrival
@@ -80,7 +80,7 @@ def test_radio_and_queue_of_a_node_against_event_simulation(intensity):
     found, latency = shared(system)
     assert found.feasible and found.point.converged
     rng = np.random.default_rng(1)
-    n = 160_000
+    n = 90_000
     slowed = 1.0 / (1.0 - found.radio_utilisation)
     q = rng.choice(len(system.probability), n, p=system.probability)
     distance = nearest_distances(system.density, n, rng)

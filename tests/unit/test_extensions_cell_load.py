@@ -52,7 +52,7 @@ def test_overlap_of_discs(a, b, d, area):
 
 def test_overlap_of_discs_by_counting_points():
     rng = np.random.default_rng(0)
-    places = rng.uniform(-3, 3, (200_000, 2))
+    places = rng.uniform(-3, 3, (80_000, 2))
     for a, b, d in ((1.0, 2.0, 1.7), (1.2, 0.9, 1.1), (0.5, 2.0, 1.9)):
         both = (np.hypot(*places.T) < a) & (np.hypot(places[:, 0] - d, places[:, 1]) < b)
         p = float(overlap_area(a, b, d)) / 36
@@ -72,7 +72,7 @@ def test_variance_of_association_cells_against_drawn_planes(policy, intensity):
     system, costs = latency.system, latency.point.costs
     shapes = cell_shapes(system, costs)
     rng = np.random.default_rng(1)
-    side, users, planes = 14.0, 60_000, 10
+    side, users, planes = 12.0, 30_000, 8
     spread = np.zeros((planes, 3))
     mean = np.zeros((planes, 3))
     for k in range(planes):
@@ -118,7 +118,7 @@ def test_coverage_over_true_cells(intensity):
     system, model = latency.system, latency.model
     cells = CellLatency.of(latency, get_policy("nearest"))
     rng = np.random.default_rng(2)
-    side, users, planes = 14.0, 40_000, 12
+    side, users, planes = 12.0, 20_000, 12
     deadlines = np.array([0.8, 1.2])
     covered = np.zeros((planes, 2))
     for k in range(planes):
@@ -165,7 +165,7 @@ def test_uneven_cells_cost_coverage_and_some_never_clear():
 
 def test_a_node_that_advertises_its_own_wait_sheds_what_it_cannot_serve():
     latency = located("load_aware", 4.0)
-    cells = CellLaw.gamma(3.5)
+    cells = CellLaw.gamma(3.5, 10)
     policy = get_policy("load_aware")
     wait, loads = own_waits(latency.system, policy, latency.model, latency.point, 2, cells)
     assert (np.diff(wait) >= 0).all()
@@ -176,8 +176,6 @@ def test_a_node_that_advertises_its_own_wait_sheds_what_it_cannot_serve():
     assert (np.diff(busy) > 0).all() and (np.diff(rate / cells.area) <= 1e-9).all()
     mean = np.interp(1.0, cells.area, wait)
     assert mean == pytest.approx(float(latency.point.wait[0, 2]), rel=0.1)
-    mixed = CellLatency.of(latency, policy)
-    assert np.isfinite(mixed.mean)
 
 
 def test_refuses_a_wrong_number_of_shapes():

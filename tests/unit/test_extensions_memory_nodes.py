@@ -52,8 +52,8 @@ def draw(found, rng, planes, users, side=10.0, rule_nodes=1):
 def test_association_and_delay_against_drawn_planes():
     found = solve(SCENARIO, pool())
     assert found.converged and found.feasible
-    planes = 60
-    shares, times = draw(found, np.random.default_rng(1), planes, 300)
+    planes = 50
+    shares, times = draw(found, np.random.default_rng(1), planes, 200)
     error = shares.std(axis=0, ddof=1) / np.sqrt(planes)
     within(shares.mean(axis=0), found.association, error, slack=2e-3)
     wait = float(found.load.weights @ found.law.mean)

@@ -80,8 +80,8 @@ def session_turn(latency, q, moved=MOVES, backhaul=BACKHAUL):
 
 @pytest.mark.parametrize("q", [0, 2])
 def test_handover_and_next_turn_against_drawn_planes(latency, q):
-    planes = 30
-    stays, times = moves(latency, q, np.random.default_rng(q + 1), planes, 2_500)
+    planes = 24
+    stays, times = moves(latency, q, np.random.default_rng(q + 1), planes, 1_500)
     expected = stay_probability(latency.system, latency.point.costs, MOVES)[q]
     error = stays.std(axis=0, ddof=1) / np.sqrt(planes)
     within(stays.mean(axis=0), expected, error, slack=2e-3)

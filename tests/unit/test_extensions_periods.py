@@ -22,12 +22,12 @@ from testbed.theory.extensions.periods import (
 from testbed.theory.placement import simplex_grid
 
 SCENARIO = preset("paper-baseline")
-CANDIDATES = np.array([pi for pi in simplex_grid(3, 4)])
+CANDIDATES = np.array([pi for pi in simplex_grid(3, 3)])
 DAY = (Period(1.5), Period(6.0), Period(3.0, (0.2, 0.3, 0.5)), Period(9.0, weight=2.0))
 BYTES = move_bytes(SCENARIO)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), budget=st.floats(0.0, 2.0))
 def test_dynamic_programme_finds_the_best_of_all_sequences(seed, budget):
     rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def test_bytes_between_placements_are_the_cheapest_moves():
 
 
 def test_a_plan_keeps_its_budget_and_more_budget_never_hurts():
-    budgets = [0.0, 1e7, 4e7, np.inf]
+    budgets = [0.0, 4e7, np.inf]
     plans = [plan_periods(SCENARIO, DAY, CANDIDATES, BYTES, b) for b in budgets]
     for plan, budget in zip(plans, budgets, strict=True):
         assert (plan.moved <= budget * (1 + 1e-6) + 1e-6).all()
@@ -105,7 +105,7 @@ def test_planned_coverage_against_simulation():
         for request, p in zip(data["requests"], DAY[k].probability or (0.4, 0.4, 0.2), strict=True):
             request["probability"] = p
         data["demand"]["intensity"] = DAY[k].intensity
-        seen = simulate(type(SCENARIO).from_dict(data), requests=30_000, seed=5)
+        seen = simulate(type(SCENARIO).from_dict(data), requests=15_000, seed=5)
         low, high = seen.confidence["ttft.coverage.0.8"]
         assert abs(plan.coverage[k] - 0.5 * (low + high)) <= high - low
 

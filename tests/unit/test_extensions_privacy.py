@@ -17,7 +17,7 @@ PREFILL = Prefill(overhead=0.002, linear=1e-4, quadratic=2e-8)
 THRESHOLDS = (1, 2, 3, 5, 9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(prompts=texts())
 def test_observed_value_is_that_of_counting_prefixes_by_hand(prompts):
     trace = trace_of(prompts)
@@ -60,7 +60,7 @@ def test_expected_value_against_drawn_periods(requests):
     p, gain, children = forest(rng)
     roots, kinds = 8, len(children)
     thresholds = np.array(THRESHOLDS)
-    periods = 400
+    periods = 200
     saved = np.zeros((periods, len(thresholds)))
     shown = np.zeros((periods, len(thresholds)))
     for k in range(periods):

@@ -30,7 +30,7 @@ def with_backhaul(**backhaul):
     return scenario.replace(simulation={"backhaul": backhaul})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     hits=st.lists(st.integers(0, 1000), min_size=3, max_size=3),
     present=st.lists(st.booleans(), min_size=3, max_size=3),
@@ -115,7 +115,7 @@ def test_theory_and_simulation_share_every_number():
 def test_predicts_what_simulation_finds():
     scenario = with_backhaul(rate=4e8, latency=0.02)
     predicted = predict(scenario)
-    seen = simulate(scenario, requests=40_000, seed=3)
+    seen = simulate(scenario, requests=25_000, seed=3)
     assert predicted.offloading_ratio > predict(preset("paper-baseline")).offloading_ratio
     for path in ("ttft.coverage.0.8", "ttft.mean", "offloading_ratio", "reusable_prefix_tokens"):
         low, high = seen.confidence[path]

@@ -87,8 +87,9 @@ class MixedDelay(ExcessDelay):
 
     def __init__(self, laws: Sequence[ExcessDelay | None], weight: np.ndarray) -> None:
         self._parts = [(law, float(w)) for law, w in zip(laws, weight, strict=True) if law]
-        self.lost = 1.0 - sum(w for _, w in self._parts)
-        """Probability of a wait that never ends."""
+        self.served = sum(w for _, w in self._parts)
+        """Probability of a wait that ends."""
+        self.lost = 1.0 - self.served
         self.wait_probability = self.lost + sum(w * law.wait_probability for law, w in self._parts)
         types = next(law.mean.size for law, _ in self._parts) if self._parts else 1
         finite = sum((w * law.mean for law, w in self._parts), np.zeros(types))
@@ -256,6 +257,12 @@ class CellLatency(Latency):
             else:
                 found.append(fixed_cells(self.model, load, cells))
         return tuple(found)
+
+    @cached_property
+    def _reachable(self) -> float:
+        """lim P(τ): the share of requests whose node clears its queue."""
+        cleared = [law.served if isinstance(law, MixedDelay) else 1.0 for law in self.laws]
+        return float(self.system.probability @ self.point.association @ np.array(cleared))
 
     @cached_property
     def mean(self) -> float:
