@@ -132,12 +132,12 @@ def test_warm_state_is_worth_staying_for_until_the_path_outgrows_it(latency):
 
 @pytest.mark.parametrize(("seconds", "memory"), [(5.0, 60.0), (120.0, 30.0)])
 def test_displacement_of_gauss_markov_users_against_their_simulation(seconds, memory):
-    users = Users(count=4_000, mobility="gauss_markov", speed=0.002, memory=memory)
+    users = Users(count=1_500, mobility="gauss_markov", speed=0.002, memory=memory)
     crowd = Crowd(users, np.array([1e3, 1e3]), seed=1)
     crowd._since[:] = 0.0
     start = crowd._place.copy()
     while (crowd._since < seconds).any():
-        crowd.positions(np.full(4_000, seconds))
+        crowd.positions(np.full(1_500, seconds))
     moved = np.hypot(*(crowd._place - start).T)
     law = displacements(users, seconds, 400)
     within(moved.mean(), law.mean(), moved.std() / np.sqrt(len(moved)), slack=0.003 * law.mean())

@@ -173,3 +173,11 @@ def test_theory_under_sinr_against_monte_carlo(policy):
     expected = np.array([latency.coverage(t) for t in deadlines])
     within(covered, expected, np.sqrt(0.25 / n), slack=1e-3)
     within(ttft_mean, latency.mean, np.sqrt(error), slack=0.003 * latency.mean)
+
+
+def test_a_delay_that_does_not_grow_with_distance_is_refused(tmp_path):
+    file = tmp_path / "delays.csv"
+    file.write_text("1 10\n2 20\n3 5\n")
+    radio = {"model": "histogram", "file": str(file)}
+    with pytest.raises(ScenarioError, match="grows with distance"):
+        locate(preset("paper-baseline").replace(radio=radio))

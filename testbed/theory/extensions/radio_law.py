@@ -64,6 +64,11 @@ def joint_law(radio: RadioModel, density: np.ndarray, costs: np.ndarray) -> Join
     open_ = (density > 0) & np.isfinite(costs)
     if not open_.any():
         return JointLaw(np.zeros((0, len(costs))), np.zeros((0, len(costs))))
+    reach = 1.0 / np.sqrt(density[open_].min())
+    if not radio.delay(np.array(reach)) > radio.delay(np.array(0.0)):
+        raise ScenarioError(
+            "radio.model: the analytical model needs a mean delay that grows with distance"
+        )
     # Fine near u = 0, where ϱ is steep, and fine in the bulk of exp(−u).
     exposure = _VOID * np.linspace(0.0, 1.0, PANELS + 1) ** 2.5
     edges = [
@@ -73,8 +78,6 @@ def joint_law(radio: RadioModel, density: np.ndarray, costs: np.ndarray) -> Join
     last = min(float(e[-1]) for e in edges)
     y = np.unique(np.concatenate(edges))
     y = y[y <= last]
-    if len(y) < 2:
-        raise ScenarioError("radio.model: the mean delay does not grow with distance")
     reach = np.where(open_, radio.distance(y[:, None] - costs), 0.0)
     v = np.pi * density * reach**2
     total = v.sum(axis=1)
