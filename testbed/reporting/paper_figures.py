@@ -17,13 +17,12 @@ from testbed.presets import preset as load_preset
 from testbed.reporting.page import Block, Code, Finding, Picture, Section, write_page
 from testbed.reporting.paper_association import association, pairwise_boundary
 from testbed.reporting.paper_claims import Claim, Drawn, claim_table
-from testbed.reporting.paper_design import (
-    STEP,
+from testbed.reporting.paper_design import long_popularity, node_density
+from testbed.reporting.paper_mix import (
     adapted_mix,
     best_mix,
     candidates,
-    long_popularity,
-    node_density,
+    every_mix,
     search_mixes,
 )
 from testbed.reporting.paper_model import PaperModel
@@ -97,7 +96,7 @@ def compute_figures(
     keep(policies_against_load(model))
     keep(long_popularity(model))
     search = search_mixes(model, candidates(model))
-    keep(best_mix(model, search, search_mixes(model, model.mixes(STEP, 0.0, 1.0))))
+    keep(best_mix(model, search, search_mixes(model, every_mix(model))))
     keep(adapted_mix(model, search))
     keep(node_density(model))
     return drawn

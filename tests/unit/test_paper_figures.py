@@ -12,6 +12,7 @@ from testbed.reporting import (
     paper_association,
     paper_design,
     paper_figures,
+    paper_mix,
     paper_routing,
     paper_waits,
 )
@@ -34,8 +35,8 @@ def small(monkeypatch):
     monkeypatch.setattr(paper_routing, "DEPTHS", 8)
     monkeypatch.setattr(paper_routing, "INTENSITIES", np.array([1.0, 3.0, 4.0]))
     monkeypatch.setattr(paper_design, "LONG_SHARES", np.array([0.1, 0.3, 0.6]))
-    monkeypatch.setattr(paper_design, "MIX_LOADS", np.array([1.0, 3.0, 8.0, 16.0]))
-    monkeypatch.setattr(paper_design, "STEP", 0.25)
+    monkeypatch.setattr(paper_mix, "MIX_LOADS", np.array([1.0, 3.0, 8.0, 16.0]))
+    monkeypatch.setattr(paper_mix, "STEP", 0.25)
     monkeypatch.setattr(paper_design, "DENSITIES", np.array([0.5, 3.0]))
 
 
@@ -128,11 +129,11 @@ def test_optimal_depth_is_interior_and_moves_shallower_under_load():
 
 
 def test_search_over_mixes_is_the_best_of_each_load(monkeypatch):
-    monkeypatch.setattr(paper_design, "MIX_LOADS", np.array([2.0, 6.0]))
+    monkeypatch.setattr(paper_mix, "MIX_LOADS", np.array([2.0, 6.0]))
     mixes = BASELINE.mixes(0.25, 0.25, 0.5)
     assert (mixes[:, 0] >= 0.25).all() and (mixes[:, 2] <= 0.5).all()
     np.testing.assert_allclose(mixes.sum(axis=1), 1.0)
-    found = paper_design.search_mixes(BASELINE, mixes)
+    found = paper_mix.search_mixes(BASELINE, mixes)
     for i, load in enumerate((2.0, 6.0)):
         alone = [BASELINE.coverage(intensity=load, fraction=pi) for pi in mixes]
         np.testing.assert_allclose(found.coverage[i], alone, atol=1e-6)
