@@ -44,7 +44,7 @@ def validate(
 
 def figures(
     out: Annotated[Path, typer.Option("--out", help="folder for figures, page and values")],
-    preset: Annotated[str, typer.Option("--preset", help="named scenario")] = "paper-baseline",
+    preset: Annotated[str, typer.Option("--preset", help="named scenario")] = "paper-reproduction",
     seed: Annotated[int, typer.Option("--seed", min=0)] = 1,
     as_json: Json = False,
 ) -> None:
@@ -61,14 +61,14 @@ def figures(
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("figure", "statement", "reported", "ours", "distance"):
+    for heading in FIGURE_COLUMNS:
         table.add_column(heading, overflow="fold")
     for claim in claims:
         table.add_row(*(_shown(claim[k]) for k in FIGURE_COLUMNS))
     page().print(table)
 
 
-FIGURE_COLUMNS = ("figure", "statement", "reported", "ours", "distance")
+FIGURE_COLUMNS = ("figure", "statement", "reported", "ours", "distance", "reproduced")
 
 
 def _shown(value: object) -> str:
