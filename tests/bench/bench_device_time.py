@@ -19,6 +19,7 @@ import asyncio
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +274,9 @@ def cpu_seconds(pids: list[int]) -> float:
 
     total = 0.0
     for pid in pids:
-        times = psutil.Process(pid).cpu_times()
-        total += times.user + times.system
+        with suppress(psutil.NoSuchProcess):  # a replica that was lost
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
     return total
 
 
