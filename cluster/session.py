@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -26,7 +27,10 @@ def ray_session(cpus: int | None = None) -> Iterator[str]:
         The named cluster does not answer, or no cluster can be started.
     """
     address = os.environ.get("RAY_ADDRESS")
-    os.environ.setdefault(AUTH_VARIABLE, "token")
+    if "ray" not in sys.modules:
+        # Ray reads the mode once, at its import: changed later, it would reach the cluster's
+        # servers and not this process. Left unset, ``ray.init`` turns tokens on by itself.
+        os.environ.setdefault(AUTH_VARIABLE, "token")
     # Zero-GPU actors keep their devices hidden, as Ray announces for its next versions.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray runs its workers at niceness 15 unless told: an engine would yield to whatever else runs.

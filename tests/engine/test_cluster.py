@@ -42,6 +42,28 @@ def test_a_private_cluster_is_started_beside_whatever_runs(session):
     assert session == "a private Ray cluster"
 
 
+@pytest.mark.parametrize("imported_first", [True, False])
+def test_token_authentication_is_on_whoever_imports_ray_first(imported_first):
+    program = "import ray\n" if imported_first else ""
+    program += (
+        "import os\n"
+        "from cluster.session import ray_session\n"
+        "with ray_session(cpus=1) as cluster:\n"
+        "    print(cluster, os.environ['RAY_AUTH_MODE'])\n"
+    )
+    unset = ("RAY_AUTH_MODE", "RAY_ADDRESS")
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env={k: v for k, v in os.environ.items() if k not in unset},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip() == "a private Ray cluster token"
+
+
 def test_a_run_accounts_for_every_request_and_leaves_nothing(session, tmp_path):
     scenario = small()
     metrics = RouterMetrics()
