@@ -39,6 +39,17 @@ class Tier(_Data):
     mean_wait: float = Field(description="mean excess delay, s: TTFT beyond unloaded prefill")
 
 
+def figure_key(value: float) -> str:
+    """How a deadline or a probability is written as a key of :class:`Ttft`.
+
+    Fifteen digits: every decimal that a scenario gives has a key of its own.
+
+    >>> figure_key(0.8), figure_key(1.0), figure_key(0.9999999)
+    ('0.8', '1', '0.9999999')
+    """
+    return f"{value:.15g}"
+
+
 class Ttft(_Data):
     """Time to first token over all requests, seconds."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.outcome import Counts, Outcome, Tier, Ttft
+from testbed.outcome import Counts, Outcome, Tier, Ttft, figure_key
 from testbed.scenario import Scenario
 from testbed.simulation.intervals import LEVEL, Interval
 from testbed.simulation.system import System
@@ -83,12 +83,13 @@ def summarise(
     ttft = Ttft(
         mean=state("ttft.mean", tally.mean("ttft")) if something else np.inf,
         coverage={
-            f"{t:g}": state(f"ttft.coverage.{t:g}", tally.coverage(i)) if something else 0.0
-            for i, t in enumerate(tally.targets)
+            key: state(f"ttft.coverage.{key}", tally.coverage(i)) if something else 0.0
+            for i, key in enumerate(map(figure_key, tally.targets))
         },
         quantiles={
-            f"{z:g}": state(f"ttft.quantiles.{z:g}", tally.quantile(z)) if something else np.inf
+            key: state(f"ttft.quantiles.{key}", tally.quantile(z)) if something else np.inf
             for z in scenario.targets.quantiles
+            for key in (figure_key(z),)
         },
     )
     reason = None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from testbed.outcome import Curve, Outcome, Tier, Ttft
+from testbed.outcome import Curve, Outcome, Tier, Ttft, figure_key
 from testbed.radio import PowerLaw
 from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario
-from testbed.step_time import AnyStepTime, read_step_time
+from testbed.step_time import AnyStepTime
 from testbed.theory.delay.base import DelayModel, ExcessDelay, get_delay_model
 from testbed.theory.latency import Latency
 from testbed.theory.operating_point import OperatingPoint, solve
 from testbed.theory.system import System
+from testbed.tier_engine import tier_step_times
 
 _HISTORY = 200
 """Most steps of the convergence history that an outcome carries."""
@@ -24,7 +26,7 @@ def predict(
     scenario: Scenario,
     *,
     delay_model: str | None = None,
-    step_time: AnyStepTime | None = None,
+    step_time: AnyStepTime | Sequence[AnyStepTime] | None = None,
 ) -> Outcome:
     """The scenario's outcome by the analytical model (Theory A-E).
 
@@ -32,8 +34,8 @@ def predict(
     ----------
     scenario : what is asked
     delay_model : a registered delay model instead of ``scenario.delay_model``
-    step_time : of the nodes' engine, for the delay models that use it; default: the one of
-        ``engine.calibration``
+    step_time : of the nodes' engine, or of each tier's, for the delay models that use it; default:
+        those of ``engine.calibration`` and ``profiles[*].calibration``
 
     Raises
     ------
@@ -54,7 +56,7 @@ def locate(
     scenario: Scenario,
     *,
     delay_model: str | None = None,
-    step_time: AnyStepTime | None = None,
+    step_time: AnyStepTime | Sequence[AnyStepTime] | None = None,
     start: OperatingPoint | None = None,
 ) -> Latency:
     """The scenario's operating point and the law of the TTFT there.
@@ -64,8 +66,7 @@ def locate(
     """
     model = get_delay_model(delay_model if delay_model is not None else scenario.delay_model)
     if step_time is None and model.uses_step_time and scenario.engine is not None:
-        file = scenario.engine.calibration
-        step_time = None if file is None else read_step_time(file)
+        step_time = tier_step_times(scenario)
     system = System.from_scenario(scenario, step_time)
     if start is not None and start.wait.shape != system.shape:
         start = None
@@ -135,11 +136,6 @@ def assemble(scenario: Scenario, delay_model: str, latency: Latency) -> Outcome:
         warnings=tuple(warnings),
         extra={"convergence": _history(system, point)},
     )
-
-
-def figure_key(value: float) -> str:
-    """How a deadline or a probability is written as a key: ``0.8``, ``1``, ``0.995``."""
-    return f"{value:g}"
 
 
 def _tier(system: System, point: OperatingPoint, s: int, law: ExcessDelay | None) -> Tier:

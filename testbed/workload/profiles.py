@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from testbed.errors import ScenarioError
+from testbed.prefill import residual_prefill
 from testbed.scenario import Prefill
 from testbed.workload.forest import no_prefixes
 from testbed.workload.knapsack import pack, pack_greedily
@@ -84,15 +84,7 @@ class ForestValue:
         forest = requests.forest
         if not len(forest):
             raise no_prefixes(requests.trace)
-        saving, whole, support = _savings(
-            forest.path,
-            forest.offsets,
-            requests.rows,
-            requests.input_tokens,
-            requests.longest_hit,
-            requests.reusable_depth,
-            np.array([prefill.overhead, prefill.linear, prefill.quadratic, prefill.context]),
-        )
+        saving, whole, support = _savings(requests, prefill)
         return cls(
             requests,
             prefill,
@@ -113,13 +105,6 @@ class ForestValue:
         """
         state = self.requests.reusable_depth * self.bytes_per_token
         return np.divide(self.whole, state, out=np.zeros(len(state)), where=state > 0)
-
-
-def residual_prefill(prefill: Prefill, length: np.ndarray, cached: np.ndarray) -> np.ndarray:
-    """g(L − h | h), s (Theory A8, H1)."""
-    new = np.asarray(length, dtype=float) - cached
-    time = prefill.overhead + (prefill.linear + prefill.quadratic * new) * new
-    return np.where(new > 0, time + prefill.context * new * cached, 0.0)
 
 
 def fallback(requests: ScaledRequests) -> CandidateProfile:
@@ -263,35 +248,26 @@ def choose(profiles: list[CandidateProfile], count: int) -> list[CandidateProfil
     return taken
 
 
-@numba.njit(cache=True)
-def _g(k: np.ndarray, length: float, cached: float) -> float:
-    new = length - cached
-    if new <= 0:
-        return 0.0
-    return k[0] + (k[1] + k[2] * new + k[3] * cached) * new
-
-
-@numba.njit(cache=True)
 def _savings(
-    path: np.ndarray,
-    offsets: np.ndarray,
-    rows: np.ndarray,
-    lengths: np.ndarray,
-    longest_hit: np.ndarray,
-    depth: np.ndarray,
-    k: np.ndarray,
+    requests: ScaledRequests, prefill: Prefill
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    saving = np.zeros(len(depth))
-    whole = np.zeros(len(depth))
-    support = np.zeros(len(depth), dtype=np.int64)
-    for j in range(len(rows)):
-        full = _g(k, float(lengths[j]), 0.0)
-        before = full
-        for p in range(offsets[rows[j]], offsets[rows[j] + 1]):
-            v = path[p]
-            after = _g(k, float(lengths[j]), float(min(depth[v], longest_hit[j])))
-            saving[v] += before - after
-            whole[v] += full - after
-            support[v] += 1
-            before = after
-    return saving, whole, support
+    """Per vertex (V,): seconds saved beyond its parent, by its whole prefix, and its requests."""
+    forest = requests.forest
+    begin, end = forest.offsets[requests.rows], forest.offsets[requests.rows + 1]
+    count = end - begin
+    ends = np.cumsum(count)
+    # Every request's path, one after another: (request, vertex) pairs from root to leaf.
+    request = np.repeat(np.arange(len(requests)), count)
+    vertex = forest.path[np.arange(len(request)) - np.repeat(ends - count - begin, count)]
+    depth = np.minimum(requests.reusable_depth[vertex], requests.longest_hit[request])
+    after = residual_prefill(prefill, requests.input_tokens[request], depth)
+    full = residual_prefill(prefill, requests.input_tokens, 0.0)[request]
+    first = np.zeros(len(request), dtype=bool)
+    first[(ends - count)[count > 0]] = True
+    before = np.where(first, full, np.roll(after, 1))
+    size = len(forest)
+    return (
+        np.bincount(vertex, weights=before - after, minlength=size),
+        np.bincount(vertex, weights=full - after, minlength=size),
+        np.bincount(vertex, minlength=size),
+    )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from testbed.errors import ScenarioError
+from testbed.prefill import residual_prefill
 from testbed.scenario import EngineSpec, Memory, Prefill, Scenario, WorkloadSpec
 from testbed.workload.derivation import derive, feasible
 from testbed.workload.forest import PrefixForest
@@ -18,7 +19,6 @@ from testbed.workload.profiles import (
     ForestValue,
     candidates,
     choose,
-    residual_prefill,
     undominated,
 )
 from testbed.workload.scaling import scale_requests

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import ScenarioError, TraceError
+from testbed.prefill import residual_prefill
 from testbed.scenario import EngineSpec, Memory, Prefill, WorkloadSpec
 from testbed.workload.forest import PrefixForest
 from testbed.workload.knapsack import pack, pack_by_price, pack_exactly, pack_greedily
@@ -19,7 +20,6 @@ from testbed.workload.profiles import (
     candidate,
     candidates,
     choose,
-    residual_prefill,
     undominated,
 )
 from testbed.workload.proposal import parse_bytes, propose
