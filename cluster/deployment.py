@@ -20,6 +20,7 @@ from cluster.engines.base import EngineFacts, Placement
 from cluster.wire import Link, ReplicaLost
 from testbed.errors import ClusterError, EngineError, ScenarioError
 from testbed.scenario import EngineSpec, Profile, Scenario
+from testbed.tier_engine import profile_prefill
 from testbed.workload.stream import RequestStream
 
 LOOPBACK = "127.0.0.1"
@@ -69,7 +70,7 @@ def replica_profiles(scenario: Scenario, replicas: int) -> list[int]:
 
 
 def replica_spec(scenario: Scenario, profile: Profile) -> EngineSpec:
-    """The engine of one profile's replicas: its own kind, a pool of M bytes.
+    """The engine of one profile's replicas: its own kind and calibration, a pool of M bytes.
 
     c_s is not forced on the engine: the pool less what is pinned is what bounds it, as A9 says.
     """
@@ -79,6 +80,8 @@ def replica_spec(scenario: Scenario, profile: Profile) -> EngineSpec:
     changes: dict[str, Any] = {}
     if profile.engine is not None:
         changes["name"] = profile.engine
+    if profile.calibration is not None:
+        changes["calibration"] = profile.calibration
     if spec.num_blocks is None and spec.device is None:
         # One block more than M holds: the engine keeps one for itself (vLLM's null block).
         block_bytes = scenario.memory.per_token * spec.block_size
@@ -139,6 +142,11 @@ class Deployment:
             raise ClusterError(f"a replica died while starting: {_first_line(error)}") from None
         for i, answer in enumerate(started):
             self.nodes.append(self._node(i, self._actors[i], answer))
+        clocks = sorted({n.facts.clock for n in self.nodes})
+        if len(clocks) > 1:
+            raise ClusterError(
+                f"profiles[*].engine: replicas in {' and in '.join(clocks)} cannot share a run"
+            )
 
     def _check_resources(self, specs: list[EngineSpec]) -> None:
         import ray
@@ -186,7 +194,7 @@ class Deployment:
                 spec,
                 placement,
                 profile.name,
-                self.scenario.prefill,
+                profile_prefill(self.scenario, profile),
                 self.scenario.routing.telemetry_window,
                 self._secret,
             )
@@ -236,6 +244,8 @@ class Deployment:
             raise ScenarioError("engine: not the engine of the running replicas")
         if replica_profiles(scenario, len(self.nodes)) != self._profiles:
             raise ScenarioError("profiles[*].fraction: other replica counts than those that run")
+        if [s.engine for s in scenario.profiles] != [s.engine for s in self.scenario.profiles]:
+            raise ScenarioError("profiles[*].engine: not the engines of the running replicas")
         if self._chains and scenario.profiles != self.scenario.profiles:
             raise ScenarioError("profiles: the running replicas have pinned other profiles")
         self.scenario = scenario
@@ -243,7 +253,7 @@ class Deployment:
             [
                 n.actor.adopt.remote(
                     scenario.profiles[n.profile].name,
-                    scenario.prefill,
+                    profile_prefill(scenario, scenario.profiles[n.profile]),
                     scenario.routing.telemetry_window,
                 )
                 for n in self.nodes

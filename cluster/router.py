@@ -26,6 +26,7 @@ from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario
 from testbed.seeds import generator
 from testbed.theory.prefill import residual_prefill
+from testbed.tier_engine import tier_prefill
 from testbed.workload.stream import RequestStream
 
 
@@ -70,7 +71,7 @@ class Router:
         self._radio = model.sample(self._distances, generator(seed, "radio"))
         self._reusable = stream.reusable
         self._prefill = residual_prefill(
-            scenario.prefill, stream.input_tokens[:, None], stream.reusable
+            tier_prefill(scenario), stream.input_tokens[:, None], stream.reusable
         )
         self._turns = generator(seed, "replicas").random((count, profiles))
         spec = scenario.engine

@@ -25,6 +25,7 @@ from testbed.simulation.summary import summarise
 from testbed.simulation.system import System
 from testbed.simulation.tally import Served, Tally
 from testbed.theory.prefill import prefill_saving, prefill_time
+from testbed.tier_engine import tier_prefill
 from testbed.workload.stream import RequestStream
 
 LAG_LIMIT = 0.05
@@ -271,17 +272,19 @@ def _served(scenario: Scenario, system: System, completed: Sequence[RequestRecor
     first = np.array([r.first_token for r in completed], dtype=float)
     arrived = np.array([r.received for r in completed], dtype=float)
     begun = np.array([r.scheduled if r.scheduled is not None else r.received for r in completed])
-    full = prefill_time(scenario.prefill, length, 0.0)
+    tier = np.array([profiles[r.profile or ""] for r in completed])
+    prefill = tier_prefill(scenario).of(tier)
+    full = prefill_time(prefill, length, 0.0)
     return Served(
         index=np.array([r.index for r in completed]),
         kind=np.array([types[r.type] for r in completed]),
-        profile=np.array([profiles[r.profile or ""] for r in completed]),
+        profile=tier,
         ttft=np.array([r.ttft for r in completed], dtype=float),
-        wait=first - arrived - prefill_time(scenario.prefill, length - cached, cached),
+        wait=first - arrived - prefill_time(prefill, length - cached, cached),
         occupancy=np.array([r.finished for r in completed], dtype=float) - begun.astype(float),
         distance=np.array([r.distance for r in completed], dtype=float),
         reused=cached,
-        saved=prefill_saving(scenario.prefill, length, cached),
+        saved=prefill_saving(prefill, length, cached),
         full=full,
     )
 

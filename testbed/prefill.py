@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from testbed.scenario import Prefill
+from testbed.tier_engine import TierPrefill
 
 
-def prefill_time(spec: Prefill, new: ArrayLike, cached: ArrayLike) -> np.ndarray:
+def prefill_time(spec: Prefill | TierPrefill, new: ArrayLike, cached: ArrayLike) -> np.ndarray:
     """g(n | h) = t₀ + a·n + b·n² + d·n·h seconds, and 0 where n = 0 (Theory A8, H1).
 
     Parameters
     ----------
-    spec : the scenario's ``prefill`` section
+    spec : the scenario's ``prefill`` section, or each tier's, whose shape broadcasts with ``new``
     new : n, tokens to compute; any shape
     cached : h, tokens before them that are there already; broadcasts with ``new``
 
@@ -33,7 +34,9 @@ def prefill_time(spec: Prefill, new: ArrayLike, cached: ArrayLike) -> np.ndarray
     return np.where(n > 0, seconds, 0.0)
 
 
-def residual_prefill(spec: Prefill, tokens: ArrayLike, reusable: ArrayLike) -> np.ndarray:
+def residual_prefill(
+    spec: Prefill | TierPrefill, tokens: ArrayLike, reusable: ArrayLike
+) -> np.ndarray:
     """g(L − h | h), seconds: what a prompt of L tokens still costs after a hit of h (Theory A8).
 
     Shapes broadcast; in the theory ``tokens`` is (Q, 1) and ``reusable`` (Q, S).
@@ -41,12 +44,16 @@ def residual_prefill(spec: Prefill, tokens: ArrayLike, reusable: ArrayLike) -> n
     return prefill_time(spec, np.asarray(tokens) - np.asarray(reusable), reusable)
 
 
-def prefill_saving(spec: Prefill, tokens: ArrayLike, reusable: ArrayLike) -> np.ndarray:
+def prefill_saving(
+    spec: Prefill | TierPrefill, tokens: ArrayLike, reusable: ArrayLike
+) -> np.ndarray:
     """ΔG = g(L | 0) − g(L − h | h), seconds (Theory A5, with H1)."""
     return prefill_time(spec, tokens, 0.0) - residual_prefill(spec, tokens, reusable)
 
 
-def marginal_saving(spec: Prefill, tokens: ArrayLike, reusable: ArrayLike) -> np.ndarray:
+def marginal_saving(
+    spec: Prefill | TierPrefill, tokens: ArrayLike, reusable: ArrayLike
+) -> np.ndarray:
     """−d/dh g(L − h | h), seconds per token of depth, for h < L (Theory F5, with H1).
 
     With h cached and n = L − h to compute it is a + 2·b·n + d·(h − n): without context it is

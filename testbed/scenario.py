@@ -169,6 +169,15 @@ class Profile(Part):
     engine: Literal["vllm", "sglang", "emulated"] | None = Field(
         default=None, description="engine of this profile's replicas, if not the scenario's"
     )
+    calibration: str | None = Field(
+        default=None, description="that engine's calibration.json, if not engine.calibration"
+    )
+    prefill: Prefill | None = Field(
+        default=None, description="that engine's g(n | h), if not the scenario's"
+    )
+    decode_occupancy: dict[str, float] | None = Field(
+        default=None, description="D_q on that engine, s, for every request type"
+    )
 
     @field_validator("reusable")
     @classmethod
@@ -176,6 +185,14 @@ class Profile(Part):
         for name, tokens in value.items():
             if not (math.isfinite(tokens) and tokens >= 0):
                 raise ValueError(f"{name}: {tokens} is not a number of tokens >= 0")
+        return value
+
+    @field_validator("decode_occupancy")
+    @classmethod
+    def _seconds(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for name, seconds in (value or {}).items():
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise ValueError(f"{name}: {seconds} is not a number of seconds >= 0")
         return value
 
 
@@ -401,6 +418,12 @@ class Scenario(Part):
             if extra := set(s.reusable) - known:
                 raise ValueError(
                     f"profiles[{i}].reusable: {sorted(extra)[0]!r} is not a request type"
+                )
+            if s.decode_occupancy is not None and set(s.decode_occupancy) != known:
+                odd = sorted(set(s.decode_occupancy) ^ known)[0]
+                raise ValueError(
+                    f"profiles[{i}].decode_occupancy: {odd!r} is "
+                    + ("missing" if odd in known else "not a request type")
                 )
             for q in self.requests:
                 if s.reusable[q.name] > q.tokens:

@@ -21,6 +21,8 @@ POLICIES = ("nearest", "prefix_only", "load_aware")
 LOADS = (0.35, 0.65)
 """Share of time that the busiest node would compute, one request at a time, under ``nearest``."""
 RADIO = {"model": "power_law", "xi": 0.05, "alpha": 2.0}
+DEEP = 1
+"""Place of the profile that pins something, behind the fallback."""
 POOL_BLOCKS = 384
 PINNED_SHARE = 0.4
 """Most of the pool that a profile may pin."""
@@ -34,6 +36,10 @@ def demo(
         Path | None, typer.Option("--trace", help="trace file; absent: a seeded workload")
     ] = None,
     engine: Annotated[str, typer.Option("--engine", help="vllm, sglang or emulated")] = "vllm",
+    deep_engine: Annotated[
+        str | None,
+        typer.Option("--deep-engine", help="engine of the replicas with the deep profile"),
+    ] = None,
     model: Annotated[
         str, typer.Option("--model", help="preset, directory or hub name")
     ] = "tiny-llama",
@@ -91,13 +97,14 @@ def demo(
             }
         )
         workload = WorkloadSpec.model_validate(options)
+        EngineSpec.model_validate({"name": deep_engine or engine})
     except ValueError as error:
         raise ScenarioError(f"demo: {error}") from None
     source, workload = _workload(trace, workload, spec, folder, seed)
     console.print(f"[bold]demo[/] in {folder}: {len(source)} requests of {workload.trace}")
     with ray_session() as cluster:
         console.print(f"using {cluster}", style="dim")
-        comparison = Demo(spec, source, workload, folder, seed, seconds, console).run()
+        comparison = Demo(spec, source, workload, folder, seed, seconds, console, deep_engine).run()
     console.print(f"[bold]report:[/] {folder / 'report.html'}")
     if as_json:
         emit(comparison.to_dict())
@@ -119,6 +126,7 @@ class Demo:
         seed: int,
         seconds: float,
         console: Any,
+        deep_engine: str | None = None,
     ) -> None:
         self._engine = engine
         self._trace = trace
@@ -127,6 +135,7 @@ class Demo:
         self._seed = seed
         self._seconds = seconds
         self._console = console
+        self._deep_engine = None if deep_engine == engine.name else deep_engine
         self._outcomes: list[Any] = []
         self._speeds: list[dict[str, Any]] = []
 
@@ -146,11 +155,14 @@ class Demo:
         ) as nodes:
             calibrations = self._calibrate(nodes, "before")
             scenario = self._scenario(calibrations[0])
+            if self._deep_engine is not None:
+                replica = next(n.id for n in nodes.nodes if n.profile == DEEP)
+                scenario = self._with_deep_engine(scenario, calibrations[replica], replica)
             nodes.adopt(scenario)
             nodes.pin(stream_of(scenario, 1.0, 10, self._seed))
             self._check_speed(nodes, calibrations, "before")
             questions = self._questions(scenario)
-            self._predict(questions, calibrations[0])
+            self._predict(questions)
             for k, (load, question) in enumerate(questions):
                 self._measure(nodes, load, question)
                 if k == len(questions) // 2 - 1:
@@ -163,7 +175,7 @@ class Demo:
         write_report(
             self._folder / "report.html",
             comparison,
-            title=f"Demo: {self._engine.name} serving {self._engine.model}",
+            title=f"Demo: {self._engines()} serving {self._engine.model}",
             calibration=calibrations[0].model_dump(mode="json", exclude_none=True),
             calibration_after=again[0].model_dump(mode="json", exclude_none=True),
         )
@@ -187,7 +199,8 @@ class Demo:
                 "requests": [{"name": "any", "probability": 1.0, "tokens": 1}],
                 "profiles": [
                     {"name": n, "fraction": 0.5, "persistent_bytes": 0, "reusable": {"any": 0}}
-                    for n in names
+                    | ({"engine": self._deep_engine} if i == DEEP and self._deep_engine else {})
+                    for i, n in enumerate(names)
                 ],
                 "engine": self._engine.model_dump(exclude_none=True),
             },
@@ -265,6 +278,30 @@ class Demo:
             )
         return scenario
 
+    def _with_deep_engine(
+        self, scenario: Scenario, calibration: Calibration, replica: int
+    ) -> Scenario:
+        """The deep profile on its own engine, with what was measured of that one."""
+        if calibration.prefill is None:
+            raise ScenarioError(f"calibration of {self._deep_engine}: it has no prefill")
+        profiles = list(scenario.profiles)
+        profiles[DEEP] = profiles[DEEP].model_copy(
+            update={
+                "engine": self._deep_engine,
+                "calibration": str(self._folder / f"calibration-replica-{replica}.json"),
+                "prefill": calibration.prefill.coefficients,
+                "decode_occupancy": {
+                    q.name: calibration.occupancy(max(q.output_tokens, 1.0))
+                    for q in scenario.requests
+                },
+            }
+        )
+        return scenario.replace(profiles=profiles)
+
+    def _engines(self) -> str:
+        other = self._deep_engine
+        return self._engine.name + (f" (deep profile: {other})" if other else "")
+
     def _questions(self, scenario: Scenario) -> list[tuple[float, Scenario]]:
         """Three policies at each load, the intensity set by the busiest node under ``nearest``."""
         from testbed.theory import predict
@@ -279,7 +316,7 @@ class Demo:
                 questions.append((load, asked.with_field("demand.intensity", load / per_intensity)))
         return questions
 
-    def _predict(self, questions: list[tuple[float, Scenario]], calibration: Calibration) -> None:
+    def _predict(self, questions: list[tuple[float, Scenario]]) -> None:
         """Every prediction is on disk before the first measurement starts."""
         from testbed.routing.policies import get_policy
         from testbed.theory import predict
@@ -290,7 +327,7 @@ class Demo:
             for model in DEMO_MODELS:
                 if model in COSTLY_MODELS and get_policy(question.policy).load_aware:
                     continue
-                outcome = predict(question, delay_model=model, step_time=calibration.step_time)
+                outcome = predict(question, delay_model=model)
                 self._keep(outcome, f"predicted-{model}", load)
             self._simulate(question, load)
 

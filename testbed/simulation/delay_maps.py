@@ -34,6 +34,7 @@ from testbed.theory.delay.delay_map import MIX_TOLERANCE, DelayMap, DelayMapFile
 from testbed.theory.operating_point import solve
 from testbed.theory.prefill import prefill_time
 from testbed.theory.system import System as TheorySystem
+from testbed.tier_engine import profile_prefill
 
 LOADS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 """Shares of a node's capacity at which it is simulated."""
@@ -175,6 +176,7 @@ def _engine_node(
     step_time: StepTime | OperatorStepTime,
 ) -> _Node:
     config = engine_config(scenario, s)
+    prefill = profile_prefill(scenario, scenario.profiles[s])
     types = scenario.requests
     tokens = np.array([max(1, round(q.tokens)) for q in types])[kind]
     stop = 1 / np.array([max(1.0, q.output_tokens) for q in types])[kind]
@@ -192,7 +194,7 @@ def _engine_node(
         if trace.rejected.any():
             raise ScenarioError(f"profiles[{s}]: its pool cannot hold every request type")
         cached = trace.cached_tokens.astype(float)
-        delay = trace.ttft - prefill_time(scenario.prefill, tokens - cached, cached)
+        delay = trace.ttft - prefill_time(prefill, tokens - cached, cached)
         return np.where(np.abs(delay) < NOISE, 0.0, delay)
 
     return _Node(_saturation(config, step_time, tokens, outputs, reuse), excess)

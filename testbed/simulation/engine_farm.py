@@ -8,6 +8,7 @@ be routed before any engine moves, and then every engine can run through the sli
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numba
@@ -62,7 +63,9 @@ class Farm(NamedTuple):
 
     state: np.ndarray
     clock: np.ndarray
-    step_time: np.ndarray
+    step_time: np.ndarray  # packed, of one kind of engine after the other
+    step_start: np.ndarray  # (kinds + 1,) where each begins
+    kind: np.ndarray  # (N,)
     slots: np.ndarray
     lists: np.ndarray
     rows: np.ndarray
@@ -92,14 +95,15 @@ class Arriving(NamedTuple):
 def new_farm(
     configs: list[EngineConfig],
     assigned: np.ndarray,
-    step_time: StepTime | OperatorStepTime,
+    step_time: StepTime | OperatorStepTime | Sequence[StepTime | OperatorStepTime],
     room: int = 64,
 ) -> Farm:
-    """Idle engines, node n by ``configs[assigned[n]]``."""
+    """Idle engines, node n by ``configs[assigned[n]]`` and, where several, that step time."""
+    steps = step_time if isinstance(step_time, Sequence) else [step_time] * len(configs)
     kinds = []
-    for config in configs:
+    for config, step in zip(configs, steps, strict=True):
         blocks = -(-config.max_model_len // config.block_size)
-        kinds.append(new_engine(config, step_time, blocks))
+        kinds.append(new_engine(config, step, blocks))
     engines = [kinds[s] for s in assigned]
 
     def stacked(arrays: list[np.ndarray]) -> np.ndarray:
@@ -115,7 +119,9 @@ def new_farm(
     return Farm(
         state=stacked([e.state for e in engines]),
         clock=stacked([e.clock for e in engines]),
-        step_time=kinds[0].step_time,
+        step_time=np.concatenate([k.step_time for k in kinds]),
+        step_start=np.cumsum([0, *(len(k.step_time) for k in kinds)]),
+        kind=np.asarray(assigned, dtype=np.int64),
         slots=stacked([e.slots for e in engines]),
         lists=stacked([e.lists for e in engines]),
         rows=stacked([e.rows for e in engines]),
@@ -199,7 +205,7 @@ def serve(
 ) -> tuple[int, int]:
     """Run the engines from ``first`` on through all steps that end before ``until``.
 
-    ``prefill`` (4,) are the coefficients of g(n | h); completed requests go to ``out``.
+    ``prefill`` (kinds, 4) are the coefficients of g(n | h); completed requests go to ``out``.
 
     Returns
     -------
@@ -213,10 +219,11 @@ def serve(
             continue
         if collected + room > out.shape[0]:
             return n, collected
+        kind = farm.kind[n]
         engine = Engine(
             farm.state[n],
             farm.clock[n],
-            farm.step_time,
+            farm.step_time[farm.step_start[kind] : farm.step_start[kind + 1]],
             farm.slots[n],
             farm.lists[n],
             farm.rows[n],
@@ -229,7 +236,7 @@ def serve(
             if math.isnan(farm.times[n, row, ARRIVAL]) or math.isnan(first_token):
                 continue
             tokens, cached = farm.facts[n, row, INPUT], farm.facts[n, row, CACHED_TOKENS]
-            unloaded = _prefill(prefill, tokens - cached, cached)
+            unloaded = _prefill(prefill[kind], tokens - cached, cached)
             wait = first_token - farm.times[n, row, ARRIVAL] - unloaded
             if abs(wait) < NOISE:
                 wait = 0.0
@@ -243,7 +250,7 @@ def serve(
                 news += 1
             if not math.isnan(farm.times[n, row, DONE]):
                 if farm.memo[n, row, M_PLACE] >= 0:
-                    full = _prefill(prefill, tokens, 0)
+                    full = _prefill(prefill[kind], tokens, 0)
                     out[collected, C_PLACE] = farm.memo[n, row, M_PLACE]
                     out[collected, C_KIND] = farm.memo[n, row, M_KIND]
                     out[collected, C_NODE] = n

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numba
@@ -29,6 +29,7 @@ from testbed.simulation.system import System
 from testbed.simulation.tally import Served, Tally
 from testbed.simulation.traffic import Traffic
 from testbed.step_time import OperatorStepTime, StepTime
+from testbed.tier_engine import tier_prefill
 
 
 def simulate_engines(
@@ -36,7 +37,7 @@ def simulate_engines(
     system: System,
     tally: Tally,
     *,
-    step_time: StepTime | OperatorStepTime,
+    step_time: StepTime | OperatorStepTime | Sequence[StepTime | OperatorStepTime],
     wait: np.ndarray | None,
     warm_up: int,
     seed: int,
@@ -70,8 +71,7 @@ def simulate_engines(
         scenario.routing.candidates_per_profile,
     )
     limits = _Limits.of(configs)
-    prefill = scenario.prefill
-    coefficients = np.array([prefill.overhead, prefill.linear, prefill.quadratic, prefill.context])
+    coefficients = np.ascontiguousarray(np.transpose(tier_prefill(scenario)))
     work = np.zeros(len(layout.assigned))
 
     def collect(rows: np.ndarray) -> None:
@@ -89,7 +89,8 @@ def simulate_engines(
     describe(run, scenario, system, spec, layout, rules, traffic)
     spread(run, work, system, layout, traffic.seconds)
     run.facts["engine"] = [c.model_dump(mode="json") for c in configs]
-    run.facts["step_time"] = step_time.kind
+    steps = step_time if isinstance(step_time, Sequence) else [step_time]
+    run.facts["step_time"] = ", ".join(dict.fromkeys(s.kind for s in steps))
     run.facts["wait"] = "TTFT at the node beyond the unloaded residual prefill of the scenario"
     return run
 
@@ -321,10 +322,13 @@ def engine_config(scenario: Scenario, profile: int) -> EngineConfig:
         The pinned blocks leave none for requests.
     """
     engine, memory = scenario.engine or EngineSpec(), scenario.memory
-    block = engine.block_size * memory.per_token
-    # One more block is vLLM's null block, which holds nothing.
-    blocks = engine.num_blocks or int(memory.capacity // block) + 1
     name = scenario.profiles[profile].engine or engine.name
+    block = engine.block_size * memory.per_token
+    # One more block is vLLM's null block, which holds nothing; SGLang has none.
+    if engine.num_blocks is None:
+        blocks = int(memory.capacity // block) + 1
+    else:
+        blocks = engine.num_blocks + (name == "sglang")
     try:
         return EngineConfig(
             scheduler="sglang" if name == "sglang" else "vllm",

@@ -110,9 +110,9 @@ def join(
     row, s = slot[i, ROW], node[n, ASSIGNED]
     loaded = node[n, LOADED] == 1
     slot[i, PROFILE] = s
-    slot_real[i, PREFILL] = prefill[row, s] if loaded else full[row]
+    slot_real[i, PREFILL] = prefill[row, s] if loaded else full[row, s]
     slot_real[i, REUSED] = reuse[row, s] if loaded else 0.0
-    occupancy = slot_real[i, PREFILL] + decode[row]
+    occupancy = slot_real[i, PREFILL] + decode[row, s]
     if rules.by_tier:
         tier_work[s, 0] += occupancy
         tier_work[s, 1] += 1
@@ -154,8 +154,9 @@ def write(
         record_real[r, R_WAIT] = slot_real[i, STARTED] - slot_real[i, AT_NODE]
         record_real[r, R_OCCUPANCY] = slot_real[i, OCCUPANCY]
         record_real[r, R_DISTANCE] = slot_real[i, DISTANCE]
-        record_real[r, R_FULL] = full[slot[i, ROW]]
-        record_real[r, R_SAVED] = full[slot[i, ROW]] - slot_real[i, PREFILL]
+        whole = full[slot[i, ROW], slot[i, PROFILE]]
+        record_real[r, R_FULL] = whole
+        record_real[r, R_SAVED] = whole - slot_real[i, PREFILL]
         record_real[r, R_REUSED] = slot_real[i, REUSED]
 
 

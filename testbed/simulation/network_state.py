@@ -91,8 +91,8 @@ class Tables(NamedTuple):
 
     prefill: np.ndarray  # (rows, S)
     reuse: np.ndarray  # (rows, S) tokens
-    full: np.ndarray  # (rows,)
-    decode: np.ndarray  # (rows,)
+    full: np.ndarray  # (rows, S)
+    decode: np.ndarray  # (rows, S)
     wait: np.ndarray  # (Q, S)
     concurrency: np.ndarray  # (S,)
     target: np.ndarray  # (S,) nodes; empty: nothing moves

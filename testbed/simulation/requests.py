@@ -12,6 +12,7 @@ from testbed.seeds import generator
 from testbed.simulation.service import ServiceLaw
 from testbed.simulation.system import System
 from testbed.theory.prefill import prefill_time
+from testbed.tier_engine import tier_decode, tier_prefill
 from testbed.workload.stream import RequestStream
 from testbed.workload.trace_stream import build_stream
 
@@ -20,7 +21,7 @@ CHUNK = 65_536
 
 @dataclass(frozen=True)
 class Costs:
-    """What a request of each row costs at each profile: (rows, S) and (rows,), s and tokens."""
+    """What a request of each row costs at each profile: (rows, S) s and tokens; tokens (rows,)."""
 
     prefill: np.ndarray
     reuse: np.ndarray
@@ -31,7 +32,7 @@ class Costs:
     @classmethod
     def of_types(cls, scenario: Scenario, system: System) -> Costs:
         """One row per request type."""
-        decode = (system.occupancy - system.prefill)[:, 0]
+        decode = system.occupancy - system.prefill
         tokens = np.array([q.tokens for q in scenario.requests])
         return cls(system.prefill, system.reusable, system.full_prefill, decode, tokens)
 
@@ -41,14 +42,14 @@ class Costs:
         proportion to its output tokens."""
         tokens = stream.input_tokens.astype(float)
         reuse = np.minimum(stream.reusable, tokens[:, None])
-        decode = np.array([q.decode_occupancy for q in scenario.requests])
+        g, decode = tier_prefill(scenario), tier_decode(scenario)
         outputs = np.array([q.output_tokens for q in scenario.requests])
         kind = stream.type_index
         return cls(
-            prefill=prefill_time(scenario.prefill, tokens[:, None] - reuse, reuse),
+            prefill=prefill_time(g, tokens[:, None] - reuse, reuse),
             reuse=reuse,
-            full=prefill_time(scenario.prefill, tokens, np.zeros_like(tokens)),
-            decode=decode[kind] * stream.output_tokens / outputs[kind],
+            full=prefill_time(g, tokens[:, None], 0.0),
+            decode=decode[kind] * (stream.output_tokens / outputs[kind])[:, None],
             tokens=tokens,
         )
 

@@ -25,11 +25,12 @@ from testbed.simulation.spatial import simulate_tiers
 from testbed.simulation.summary import summarise
 from testbed.simulation.system import System
 from testbed.simulation.tally import Tally
-from testbed.step_time import OperatorStepTime, StepTime, read_step_time
+from testbed.step_time import OperatorStepTime, StepTime
 from testbed.theory import predict
 from testbed.theory.delay import get_delay_model
 from testbed.theory.operating_point import solve
 from testbed.theory.system import System as TheorySystem
+from testbed.tier_engine import tier_step_times
 
 Space = Literal["palm", "torus"]
 Progress = Callable[[int], None]
@@ -57,8 +58,8 @@ def simulate(
     space : overrides ``simulation.space``
     executor : runs the replications; default: a process each when there are several
     progress : called with counts of completed requests (of finished replications when several)
-    step_time : of the nodes' engine, for ``simulation.node_model: engine``; default: the one of
-        ``engine.calibration``
+    step_time : of the nodes' engine, for ``simulation.node_model: engine``; default: those
+        of ``engine.calibration`` and ``profiles[*].calibration``
 
     Raises
     ------
@@ -274,12 +275,13 @@ def _independent_tiers(scenario: Scenario, spec: SimulationSpec, wait: np.ndarra
     )
 
 
-def _calibrated(scenario: Scenario) -> StepTime | OperatorStepTime:
-    if scenario.engine is None or scenario.engine.calibration is None:
+def _calibrated(scenario: Scenario) -> tuple[StepTime | OperatorStepTime, ...]:
+    steps = tier_step_times(scenario)
+    if steps is None:
         raise ScenarioError(
             "engine.calibration: simulation.node_model engine needs a calibrated step time"
         )
-    return read_step_time(scenario.engine.calibration)
+    return steps
 
 
 def theory_waits(scenario: Scenario) -> np.ndarray:

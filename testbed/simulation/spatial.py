@@ -114,7 +114,7 @@ def simulate_tiers(
             prefill = system.prefill[drawn.kind, chosen]
             ttft = radio.sample(distance, radio_rng[warm]) + prefill + delay
             if not warm:
-                full = system.full_prefill[drawn.kind]
+                full = system.full_prefill[drawn.kind, chosen]
                 tally.add(
                     Served(
                         index=np.arange(index, index + n),

@@ -9,6 +9,7 @@ import numpy as np
 from testbed.scenario import Scenario
 from testbed.theory.extensions.remote_fetch import retrieve
 from testbed.theory.prefill import prefill_time
+from testbed.tier_engine import tier_decode, tier_prefill
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class System:
     concurrency : (S,) c_s (Theory A9)
     prefill : (Q, S) residual prefill g(L_q − h_sq | h_sq), or a fetch and what it leaves, s
     fetch : (Q, S) seconds of ``prefill`` that are remote KV fetch (Theory H6)
-    full_prefill : (Q,) g(L_q), s
+    full_prefill : (Q, S) g(L_q), s
     occupancy : (Q, S) S_sq = residual prefill + D_q, s (Theory A10)
     reusable : (Q, S) tokens not computed, h_sq or what a fetch brings
     intensity : λ_req, requests/s per km²
@@ -45,17 +46,14 @@ class System:
         requests, profiles = scenario.requests, scenario.profiles
         tokens = np.array([q.tokens for q in requests])
         hits = np.array([[s.reusable[q.name] for s in profiles] for q in requests])
-        spec = scenario.simulation
+        g, spec = tier_prefill(scenario), scenario.simulation
         if spec is not None and spec.backhaul is not None:
             present = np.array([s.fraction > 0 for s in profiles])
-            found = retrieve(
-                scenario.prefill, tokens, hits, present, scenario.memory.per_token, spec.backhaul
-            )
+            found = retrieve(g, tokens, hits, present, scenario.memory.per_token, spec.backhaul)
             prefill, fetch, hits = found.residual, found.fetch, found.reusable
         else:
-            prefill = prefill_time(scenario.prefill, tokens[:, None] - hits, hits)
+            prefill = prefill_time(g, tokens[:, None] - hits, hits)
             fetch = np.zeros_like(prefill)
-        decode = np.array([q.decode_occupancy for q in requests])
         fraction = np.array([s.fraction for s in profiles])
         return cls(
             types=tuple(q.name for q in requests),
@@ -65,8 +63,8 @@ class System:
             concurrency=np.array([scenario.concurrency(s) for s in profiles]),
             prefill=prefill,
             fetch=fetch,
-            full_prefill=prefill_time(scenario.prefill, tokens, np.zeros_like(tokens)),
-            occupancy=prefill + decode[:, None],
+            full_prefill=prefill_time(g, tokens[:, None], 0.0),
+            occupancy=prefill + tier_decode(scenario),
             reusable=hits,
             intensity=scenario.demand.intensity,
         )

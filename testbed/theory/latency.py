@@ -54,9 +54,14 @@ class Latency:
         return waiting, rate
 
     @cached_property
+    def _space(self) -> tuple[np.ndarray, float, float]:
+        """(π λ_s ξ_s^(−2/α), 2/α, ξ): what the geometry's kernels need."""
+        return radio_area(self.system)
+
+    @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        area, power, xi = radio_area(self.system)
-        return moments_kernel(self.point.costs, area, power, xi)
+        """A_sq, A_sq·E[radio delay] and A_sq·E[distance], each (Q, S)."""
+        return moments_kernel(self.point.costs, *self._space)
 
     def deadline(self, seconds: float) -> np.ndarray:
         """y*_sq(τ), the largest cost at which a request that need not wait meets τ, (Q, S), s."""
@@ -68,14 +73,14 @@ class Latency:
             return 0.0
         if self._exponential is None:
             return self._general_coverage(seconds)
-        area, power, _ = radio_area(self.system)
+        area, power, _ = self._space
         joint = coverage_kernel(
             self.point.costs, area, power, self.deadline(seconds), *self._exponential
         )
         return float(self.system.probability @ joint.sum(axis=1))
 
     def _general_coverage(self, seconds: float) -> float:
-        area, power, _ = radio_area(self.system)
+        area, power, _ = self._space
         deadline = self.deadline(seconds)
         total = 0.0
         for q, p in enumerate(self.system.probability):
@@ -93,7 +98,7 @@ class Latency:
 
     def upper_bound(self, seconds: float) -> float:
         """Coverage without queues: F_W = 1 at the same association (Theory E3)."""
-        area, power, _ = radio_area(self.system)
+        area, power, _ = self._space
         none = np.zeros(self.system.shape)
         joint = coverage_kernel(self.point.costs, area, power, self.deadline(seconds), none, none)
         return float(self.system.probability @ joint.sum(axis=1))
@@ -151,7 +156,11 @@ class Latency:
         """η_off = Σ p A ΔG / Σ p g(L), by computation (Theory E4)."""
         system = self.system
         saved = system.probability @ (self.point.association * system.saving).sum(axis=1)
-        whole = system.probability @ (system.residual + system.saving)[:, 0]
+        # Engines that differ take different times for the whole prompt: that of who serves it.
+        each = self.point.association
+        total = each.sum(axis=1, keepdims=True)
+        share = np.divide(each, total, out=np.full_like(each, 1 / each.shape[1]), where=total > 0)
+        whole = system.probability @ (share * (system.residual + system.saving)).sum(axis=1)
         return float(saved / whole)
 
     def curve(self, points: int = 200) -> tuple[np.ndarray, np.ndarray]:

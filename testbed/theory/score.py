@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from testbed.scenario import Scenario
 from testbed.theory.delay.erlang_c import mean_wait
 from testbed.theory.prefill import prefill_saving, residual_prefill
+from testbed.tier_engine import one_engine
 
 
 def prefix_score(
@@ -59,6 +60,7 @@ def marginal_depth(scenario: Scenario, arrival_rate: float) -> tuple[DepthChoice
     choice. Where even an uncached node is overloaded its wait is infinite, and any depth that
     makes it finite is a gain.
     """
+    one_engine(scenario, "the marginal depth")
     memory = scenario.memory
     p = np.array([q.probability for q in scenario.requests])
     tokens = np.array([q.tokens for q in scenario.requests])

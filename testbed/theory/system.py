@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from testbed.step_time import AnyStepTime
 from testbed.theory.delay.base import TierLoad
 from testbed.theory.extensions.remote_fetch import retrieve
 from testbed.theory.prefill import prefill_saving, residual_prefill
+from testbed.tier_engine import tier_decode, tier_prefill
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class System:
     node_density : λ_b, nodes per km²
     intensity : λ_req, requests/s per km²
     radio : distance -> delay
-    step_time, token_budget : of the calibrated engine, where there is one
+    step_time : of the calibrated engine, or of each tier's, (S,), where there is one
+    token_budget : of the engine
     """
 
     types: tuple[str, ...]
@@ -52,23 +55,26 @@ class System:
     node_density: float
     intensity: float
     radio: RadioModel
-    step_time: AnyStepTime | None = None
+    step_time: AnyStepTime | Sequence[AnyStepTime] | None = None
     token_budget: int | None = None
 
     @classmethod
-    def from_scenario(cls, scenario: Scenario, step_time: AnyStepTime | None = None) -> System:
+    def from_scenario(
+        cls, scenario: Scenario, step_time: AnyStepTime | Sequence[AnyStepTime] | None = None
+    ) -> System:
         """Assemble the arrays; decimal rounding in probabilities and fractions is removed."""
         types, profiles = scenario.requests, scenario.profiles
         probability = np.array([q.probability for q in types])
         fraction = np.array([s.fraction for s in profiles])
         tokens = np.array([q.tokens for q in types])
         reusable = np.array([[s.reusable[q.name] for s in profiles] for q in types])
-        residual = residual_prefill(scenario.prefill, tokens[:, None], reusable)
-        saving = prefill_saving(scenario.prefill, tokens[:, None], reusable)
+        prefill = tier_prefill(scenario)
+        residual = residual_prefill(prefill, tokens[:, None], reusable)
+        saving = prefill_saving(prefill, tokens[:, None], reusable)
         spec = scenario.simulation
         if spec is not None and spec.backhaul is not None:
             found = retrieve(
-                scenario.prefill,
+                prefill,
                 tokens,
                 reusable,
                 fraction > 0,
@@ -78,7 +84,6 @@ class System:
             whole = residual + saving
             residual, reusable = found.residual, found.reusable
             saving = whole - residual
-        decode = np.array([q.decode_occupancy for q in types])
         return cls(
             types=tuple(q.name for q in types),
             names=tuple(s.name for s in profiles),
@@ -88,7 +93,7 @@ class System:
             reusable=reusable,
             residual=residual,
             saving=saving,
-            occupancy=residual + decode[:, None],
+            occupancy=residual + tier_decode(scenario),
             fraction=fraction / fraction.sum(),
             persistent=np.array([s.persistent_bytes for s in profiles]),
             concurrency=np.array([scenario.concurrency(s) for s in profiles]),
@@ -135,7 +140,7 @@ class System:
             concurrency=int(self.concurrency[s]),
             profile=self.names[s],
             types=self.types,
-            step_time=self.step_time,
+            step_time=self.step_time[s] if isinstance(self.step_time, Sequence) else self.step_time,
             token_budget=self.token_budget,
         )
 

@@ -74,7 +74,7 @@ def test_a_farm_in_slices_is_each_engine_on_its_own() -> None:
     tokens, out = rng.integers(1, 1200, n), rng.integers(1, 30, n)
     everyone = arriving(time, node, tokens, out)
     farm = new_farm([config], assigned, STEP_TIME, room=4)
-    coefficients = np.array([0.004, 2e-4, 0.0, 0.0])
+    coefficients = np.array([[0.004, 2e-4, 0.0, 0.0]])
     log, nothing = np.empty((0, 20)), np.zeros(0, dtype=np.int64)
     ttft = np.full(n, np.nan)
     edges = np.append(np.arange(1.0, time[-1], 1.0), np.inf)

@@ -32,6 +32,7 @@ from testbed.theory.delay.base import ExcessDelay, TierLoad, get_delay_model
 from testbed.theory.extensions.fixed_point import MOST_BUSY, shared_links
 from testbed.theory.geometry import cost_nodes
 from testbed.theory.prefill import prefill_time
+from testbed.tier_engine import one_engine
 
 _PANELS = 400
 _VOID = 37.0
@@ -143,6 +144,7 @@ class _Pairs:
 
     @classmethod
     def of(cls, scenario: Scenario, pool: MemoryPool) -> _Pairs:
+        one_engine(scenario, "a network of memory nodes")
         requests, profiles = scenario.requests, scenario.profiles
         tokens = np.array([q.tokens for q in requests])
         hits = np.array([[s.reusable[q.name] for s in profiles] for q in requests])

@@ -20,6 +20,7 @@ import numpy as np
 
 from testbed.scenario import Backhaul, Prefill
 from testbed.theory.prefill import prefill_time
+from testbed.tier_engine import TierPrefill
 
 LOCAL, FETCH, RECOMPUTE = range(3)
 
@@ -52,7 +53,7 @@ def fetch_time(backhaul: Backhaul, size: np.ndarray) -> np.ndarray:
 
 
 def retrieve(
-    prefill: Prefill,
+    prefill: Prefill | TierPrefill,
     tokens: np.ndarray,
     hits: np.ndarray,
     present: np.ndarray,
