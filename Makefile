@@ -8,7 +8,8 @@ DEMO_OUT ?= out/demo
 
 # Passed on to `testbed demo` when given.
 DEMO_FLAGS := $(if $(TRACE),--trace "$(TRACE)") $(if $(MODEL),--model "$(MODEL)") \
-	$(if $(ENGINE),--engine "$(ENGINE)") $(if $(DEVICE),--device "$(DEVICE)") \
+	$(if $(ENGINE),--engine "$(ENGINE)") $(if $(DEEP_ENGINE),--deep-engine "$(DEEP_ENGINE)") \
+	$(if $(DEVICE),--device "$(DEVICE)") \
 	$(if $(TOKEN_SCALE),--token-scale "$(TOKEN_SCALE)") $(if $(filter vllm,$(EXTRA)),--gpus-per-replica 1)
 
 .PHONY: demo test test-fast lint install clean help
@@ -34,7 +35,7 @@ $(STAMP): pyproject.toml
 		$(BIN)/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec; fi
 	touch $@
 
-demo: $(STAMP)  ## calibrate, predict, run and compare on this machine (TRACE=, MODEL=, ENGINE=, DEVICE=)
+demo: $(STAMP)  ## calibrate, predict, run and compare on this machine (TRACE=, MODEL=, ENGINE=, DEEP_ENGINE=, DEVICE=)
 	$(BIN)/testbed demo --out $(DEMO_OUT) $(DEMO_FLAGS)
 
 include cluster/engines/sglang_cpu/sglang.mk

@@ -1,7 +1,8 @@
 # SGLang's own environment: its versions clash with those of the CPU build of vLLM.
 # Included by the Makefile; the paths are relative to the repository.
 
-SGLANG_BASE ?= python3.11
+# The same minor version as the other environment: Ray passes objects between the two.
+SGLANG_BASE ?= $(PYTHON)
 SGLANG_ENV := .venv-sglang
 SGLANG_CPU := cluster/engines/sglang_cpu
 SGLANG_LISTS := $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/requirements-alone.txt
@@ -16,3 +17,10 @@ $(SGLANG_ENV)/.made: $(SGLANG_LISTS) $(SGLANG_CPU)/pyproject.toml
 	$(SGLANG_ENV)/bin/python -m pip install -q --no-deps -r $(SGLANG_CPU)/requirements-alone.txt
 	$(SGLANG_ENV)/bin/python -m pip install -q --no-deps -e $(SGLANG_CPU) -e .
 	touch $@
+
+# On a CUDA machine (EXTRA=sglang) SGLang shares the main environment.
+ifeq ($(EXTRA),cpu)
+ifneq ($(filter sglang,$(ENGINE) $(DEEP_ENGINE)),)
+demo: $(SGLANG_ENV)/.made
+endif
+endif
