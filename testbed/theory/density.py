@@ -10,16 +10,21 @@ import numpy as np
 from scipy.optimize import brentq
 
 from testbed.errors import ScenarioError
+from testbed.radio import PowerLaw, radio_model
 from testbed.routing.policies import Policy, get_policy
-from testbed.scenario import Scenario
+from testbed.scenario import Radio, Scenario
 from testbed.theory.delay.base import DelayModel, get_delay_model
-from testbed.theory.latency import Latency
 from testbed.theory.operating_point import OperatingPoint, solve
+from testbed.theory.predict import latency_at
 from testbed.theory.system import System
 
 _REACH = 2.0**40
 _CHECKS = 24
+_FEW_CHECKS = 8
+"""Where every density needs tables of its own (a second each)."""
 _SLACK = 1e-9
+_STALL = 1e-4
+"""Coverage gained by twice the nodes below which more nodes are taken to bring nothing."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +57,19 @@ class DensityPlan:
 class _Coverage:
     """λ_b -> P(τ₀), remembering every value and warm-starting from the nearest density."""
 
-    def __init__(self, system: System, policy: Policy, model: DelayModel, deadline: float) -> None:
-        self.system, self.policy, self.model, self.deadline = system, policy, model, deadline
+    def __init__(
+        self, system: System, radio: Radio, policy: Policy, model: DelayModel, deadline: float
+    ) -> None:
+        self.system, self.radio = system, radio
+        self.policy, self.model, self.deadline = policy, model, deadline
         self.known: dict[float, float] = {}
         self._points: dict[float, OperatingPoint] = {}
 
     def __call__(self, density: float) -> float:
         if density not in self.known:
-            system = replace(self.system, node_density=density)
+            # Nodes interfere: the radio may depend on how many there are (Theory H4).
+            radio = radio_model(self.radio, density)
+            system = replace(self.system, node_density=density, radio=radio)
             near = min(self._points, key=lambda d: abs(np.log(d / density)), default=None)
             point = solve(
                 system,
@@ -69,16 +79,17 @@ class _Coverage:
             )
             if point.feasible and point.converged:
                 self._points[density] = point
-            self.known[density] = Latency(system, point, self.model).coverage(self.deadline)
+            self.known[density] = latency_at(system, point, self.model).coverage(self.deadline)
         return self.known[density]
 
 
 def limit_coverage(system: System, policy: Policy, deadline: float) -> float:
-    """lim P(τ₀) as λ_b -> ∞: radio delays and waits vanish, prefills stay.
+    """lim P(τ₀) as λ_b -> ∞: waits vanish, radio delays fall to that of no distance, prefills stay.
 
-    A policy that looks at prefills reaches the shortest; ``nearest`` keeps the mix π.
+    A policy that looks at prefills reaches the shortest; ``nearest`` keeps the mix π. Interference
+    that grows with the density keeps radio delays longer: then it is a bound, not the limit.
     """
-    meets = system.residual <= deadline
+    meets = system.residual + float(system.radio.delay(np.array(0.0))) <= deadline
     present = system.fraction > 0
     cost = policy.fixed_cost(system.residual, np.zeros(system.shape))[:, present]
     least = cost <= cost.min(axis=1, keepdims=True)
@@ -116,15 +127,19 @@ def plan_density(
     policy = get_policy(scenario.policy)
     model = get_delay_model(delay_model if delay_model is not None else scenario.delay_model)
     system = System.from_scenario(scenario)
-    value = _Coverage(system, policy, model, deadline)
+    value = _Coverage(system, scenario.radio, policy, model, deadline)
     limit = limit_coverage(system, policy, deadline)
     start = scenario.nodes.density
 
     def missing(density: float) -> float:
         return value(density) - coverage
 
+    simple = isinstance(system.radio, PowerLaw)
     high = start
     while missing(high) < 0 and high < start * _REACH and limit > coverage:
+        if not simple and _stalled(value, high):
+            limit = value(high)
+            break
         high *= 2.0
     if missing(high) < 0:
         reason = (
@@ -138,14 +153,22 @@ def plan_density(
     low = high / 2.0
     while missing(low) >= 0 and low > start / _REACH:
         high, low = low, low / 2.0
+    precision = 1e-12 if simple else 1e-6
     answer = float(np.exp(brentq(lambda x: missing(np.exp(x)), np.log(low), np.log(high),
-                                 xtol=1e-12, rtol=1e-12)))  # fmt: skip
+                                 xtol=precision, rtol=precision)))  # fmt: skip
     while missing(answer) < 0:
-        answer *= 1.0 + 1e-12
-    for density in np.geomspace(answer / 16.0, 2.0 * high, _CHECKS):
+        answer *= 1.0 + precision
+    for density in np.geomspace(answer / 16.0, 2.0 * high, _CHECKS if simple else _FEW_CHECKS):
         value(float(density))
     monotone, fell = _rises(value)
     return DensityPlan(answer, value(answer), deadline, coverage, monotone, fell, _checked(value))
+
+
+def _stalled(value: _Coverage, density: float) -> bool:
+    """Twice doubled, coverage stayed what it was: interference grows as fast as the signal."""
+    steps = [value.known.get(density / 2.0**k) for k in range(3)]
+    found = [v for v in steps if v is not None]
+    return len(found) == 3 and found[-1] > 0 and max(found) - min(found) < _STALL
 
 
 def _checked(value: _Coverage) -> tuple[tuple[float, float], ...]:

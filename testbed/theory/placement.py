@@ -15,8 +15,8 @@ from testbed.scenario import Scenario
 from testbed.seeds import generator
 from testbed.theory.constraints import PlacementSet
 from testbed.theory.delay.base import DelayModel, get_delay_model
-from testbed.theory.latency import Latency
 from testbed.theory.operating_point import OperatingPoint, solve
+from testbed.theory.predict import latency_at
 from testbed.theory.system import System
 
 _TOLERANCE = 1e-8
@@ -75,7 +75,7 @@ class Objective:
             return -max(float(point.utilisation.max()) - 1.0, 1e-9)
         if point.converged:
             self._start = point
-        return Latency(system, point, self.model).coverage(self.target)
+        return latency_at(system, point, self.model).coverage(self.target)
 
 
 def objective(

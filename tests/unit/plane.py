@@ -34,13 +34,3 @@ class Torus:
 def choose(radio, costs, distance):
     """The cheapest tier of each request, (n,); ``costs`` (S,) s, ``distance`` (n, S) km."""
     return np.argmin(costs + radio.delay(distance), axis=1)
-
-
-def within(seen, expected, error, sigmas=4.0, slack=0.0):
-    """Assert that every value lies within so many standard errors; the worst is shown."""
-    seen, expected, error = np.broadcast_arrays(*map(np.asarray, (seen, expected, error)))
-    excess = np.abs(seen - expected) - slack
-    assert (excess <= sigmas * error + 1e-12).all(), (
-        f"off by {(excess / np.maximum(error, 1e-12)).max():.2f} standard errors: "
-        f"{seen.ravel()} against {expected.ravel()}"
-    )

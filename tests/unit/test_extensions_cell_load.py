@@ -16,7 +16,8 @@ from testbed.theory.extensions.cell_load import (
 )
 from testbed.theory.extensions.discs import overlap_area, union_area
 from testbed.theory.predict import locate
-from tests.unit.plane import Torus, choose, within
+from tests.unit.plane import Torus, choose
+from tests.unit.significance import within
 
 GILBERT = 0.280176
 """Variance of the cell of a planar Poisson–Voronoi mosaic in units of its squared mean."""

@@ -9,7 +9,8 @@ from testbed.radio import PowerLaw
 from testbed.scenario import Backhaul
 from testbed.theory import predict
 from testbed.theory.extensions.memory_nodes import MemoryPool, solve
-from tests.unit.plane import Torus, within
+from tests.unit.plane import Torus
+from tests.unit.significance import within
 
 SCENARIO = preset("paper-baseline").with_field("demand.intensity", 2.0)
 

@@ -14,7 +14,8 @@ from testbed.theory.extensions.mobility import (
 )
 from testbed.theory.predict import locate
 from testbed.theory.prefill import prefill_time
-from tests.unit.plane import Torus, choose, within
+from tests.unit.plane import Torus, choose
+from tests.unit.significance import within
 
 SCENARIO = preset("paper-baseline")
 MOVES = np.array([0.05, 0.3, 1.0])

@@ -10,7 +10,7 @@ from testbed.scenario import Prefill
 from testbed.theory.extensions.privacy import expected_value, observed_value
 from testbed.theory.prefill import prefill_saving
 from testbed.workload.synthetic import SyntheticSpec, synthetic_trace
-from tests.unit.plane import within
+from tests.unit.significance import within
 from tests.unit.workload_traces import texts, trace_of
 
 PREFILL = Prefill(overhead=0.002, linear=1e-4, quadratic=2e-8)

@@ -15,7 +15,8 @@ from testbed.theory.latency import Latency
 from testbed.theory.operating_point import solve
 from testbed.theory.predict import locate
 from testbed.theory.system import System
-from tests.unit.plane import choose, within
+from tests.unit.plane import choose
+from tests.unit.significance import within
 
 SPEC = SinrRadio(model="sinr", bandwidth=2e6, payload=2e5, path_loss_exponent=4.0, snr_at_1km=10.0)
 DENSITY = 1.0

@@ -25,6 +25,7 @@ from testbed.theory.operating_point import solve
 from testbed.theory.predict import locate
 from testbed.theory.prefill import marginal_saving, prefill_saving, prefill_time, residual_prefill
 from testbed.theory.system import System
+from tests.unit.significance import kolmogorov, within
 
 BASELINE = preset("paper-baseline")
 POLICIES = ["nearest", "prefix_only", "load_aware"]
@@ -117,7 +118,8 @@ def test_the_mean_is_the_integral_of_the_tail(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_ttft_agrees_with_monte_carlo(policy: str) -> None:
-    """2·10⁵ draws of distances (Theory F4) and waits: within 4 standard errors everywhere."""
+    """2·10⁵ draws of distances (Theory F4) and waits, at the level of three standard errors: the
+    CDF everywhere on the axis, and four means."""
     latency = LATENCIES[policy, 3.0]
     system, point = latency.system, latency.point
     rng = np.random.default_rng(7)
@@ -134,23 +136,16 @@ def test_the_ttft_agrees_with_monte_carlo(policy: str) -> None:
     wait = (rng.random(count) < waiting) * rng.exponential(1.0, count) / rate
     served = np.arange(count), chosen
     ttft = radio[served] + system.residual[kind, chosen] + wait
-    worst = 0.0
-    for t in np.linspace(0.1, 4.0, 27):
-        p = latency.coverage(t)
-        error = np.sqrt(max(p * (1 - p), 1e-6) / count)
-        seen = (ttft <= t).mean()
-        worst = max(worst, abs(seen - p))
-        assert abs(seen - p) < 4 * error
-    print(f"{policy}: TTFT CDF against {count} samples: largest error {worst:.2e}")
-    assert ttft.mean() == pytest.approx(latency.mean, abs=4 * ttft.std() / np.sqrt(count))
-    reused = system.reusable[kind, chosen]
-    assert reused.mean() == pytest.approx(
-        latency.reusable_tokens, abs=4 * reused.std() / np.sqrt(count)
-    )
-    far = distance[served]
-    assert far.mean() == pytest.approx(latency.mean_distance, abs=4 * far.std() / np.sqrt(count))
-    saved = system.saving[kind, chosen].mean() / (system.residual + system.saving)[kind, 0].mean()
-    assert saved == pytest.approx(latency.offloading_ratio, abs=3e-3)
+    at = np.linspace(0, count - 1, 200).astype(int)
+    law = np.array([latency.coverage(t) for t in np.sort(ttft)[at]])
+    gap = float(np.abs(law - (at + 0.5) / count).max())
+    assert gap < kolmogorov(count) + 0.5 / count
+    saved, whole = system.saving[kind, chosen], (system.residual + system.saving)[kind, 0]
+    ratio = latency.offloading_ratio
+    drawn = np.array([ttft, system.reusable[kind, chosen], distance[served], saved - ratio * whole])
+    expected = [latency.mean, latency.reusable_tokens, latency.mean_distance, 0.0]
+    z = within(drawn.mean(axis=1), expected, drawn.std(axis=1) / np.sqrt(count))
+    print(f"{policy}, {count} samples: TTFT CDF off by {gap:.2e}, means by {z:.2f} standard errors")
 
 
 def test_nearest_has_the_law_of_one_tier() -> None:

@@ -14,6 +14,7 @@ and the waits, the ϱ_s and the waits on the association: one fixed point over b
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from testbed.radio import PowerLaw
 from testbed.routing.policies import Policy
 from testbed.theory.delay.base import DelayModel
 from testbed.theory.extensions.fixed_point import MOST_BUSY, operating_point, shared_links
-from testbed.theory.geometry import association_kernel, coverage_kernel, moments_kernel
+from testbed.theory.geometry import association_kernel, moments_kernel
 from testbed.theory.latency import Latency
 from testbed.theory.operating_point import OperatingPoint
 from testbed.theory.system import System
@@ -34,17 +35,14 @@ class SharedRadio:
 
     Attributes
     ----------
-    point : waits and association (Theory D)
+    point : waits and association (Theory D); feasible when every node's compute and radio can
+        carry what they get
     radio_utilisation : (S,) ϱ_s, share of the time that a node's radio is busy
     transfers : (S,) n_s, mean number of transfers under way at a node
-    feasible : every node's compute and radio can carry what they get
-    reason : None, or which cannot
     """
 
     point: OperatingPoint
     radio_utilisation: np.ndarray
-    feasible: bool
-    reason: str | None
 
     @property
     def transfers(self) -> np.ndarray:
@@ -144,11 +142,16 @@ def solve(
         for s in range(tiers)
         if rho[s] >= MOST_BUSY
     ]
+    feasible = point.feasible and bool((rho < MOST_BUSY).all())
     return SharedRadio(
-        point=replace(point, converged=point.converged and settled),
+        point=replace(
+            point,
+            converged=point.converged and settled,
+            feasible=feasible,
+            reason="; ".join(reasons) or None,
+            lost=policy.load_aware and not feasible,
+        ),
         radio_utilisation=rho,
-        feasible=point.feasible and bool((rho < MOST_BUSY).all()),
-        reason="; ".join(reasons) or None,
     )
 
 
@@ -162,36 +165,11 @@ class SharedLatency(Latency):
     def of(cls, system: System, shared: SharedRadio, model: DelayModel) -> SharedLatency:
         return cls(system, shared.point, model, shared.radio_utilisation)
 
-    def _kernel(self, seconds: float, waiting: np.ndarray, rate: np.ndarray) -> float:
+    @cached_property
+    def _space(self) -> tuple[np.ndarray, float, float]:
         space = _Space.of(self.system)
-        joint = coverage_kernel(
-            self.point.costs,
-            space.area(self.radio_utilisation),
-            2.0 / space.alpha,
-            self.deadline(seconds),
-            waiting,
-            rate,
-        )
-        return float(self.system.probability @ joint.sum(axis=1))
+        return space.area(self.radio_utilisation), 2.0 / space.alpha, space.xi
 
-    @property
+    @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return _Space.of(self.system).moments(self.point.costs, self.radio_utilisation)
-
-    def coverage(self, seconds: float) -> float:
-        """P(TTFT ≤ τ) (Theory E2).
-
-        Raises
-        ------
-        ScenarioError
-            The delay model's waits are neither 0 nor exponential.
-        """
-        if self.lost:
-            return 0.0
-        if self._exponential is None:
-            raise ScenarioError("delay_model: bandwidth sharing needs exponential waits")
-        return self._kernel(seconds, *self._exponential)
-
-    def upper_bound(self, seconds: float) -> float:
-        none = np.zeros(self.system.shape)
-        return self._kernel(seconds, none, none)
