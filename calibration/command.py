@@ -194,16 +194,20 @@ def _import(
 
 
 def _run(job: Job, folder: Path | None, core: int | None) -> dict[str, Any]:
-    """Here, or on the cluster that RAY_ADDRESS names (inside a submitted job it does)."""
+    """Here, or on the cluster that RAY_ADDRESS names (inside a submitted job it does).
+
+    An engine that lives in an environment of its own gets a private cluster, whose actors can.
+    """
     from calibration.job import on_cluster, run_here, run_on_cluster
+    from cluster.deployment import engine_environment
 
     with _progress() as show:
-        if on_cluster():
+        if on_cluster() or engine_environment(job.spec):
             from cluster.session import ray_session
 
             with ray_session() as where:
                 _say(f"using {where}")
-                return run_on_cluster(job, folder, show)
+                return run_on_cluster(job, folder, show, core)
         return {"here": run_here(job, folder, show, core)}
 
 

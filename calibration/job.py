@@ -189,7 +189,7 @@ class Device:
 
 
 def run_on_cluster(
-    job: Job, folder: Path | None = None, progress: Progress | None = None
+    job: Job, folder: Path | None = None, progress: Progress | None = None, core: int | None = None
 ) -> dict[str, Calibration | dict[str, Any]]:
     """One engine on each kind of device that the connected Ray cluster has, all at once.
 
@@ -222,7 +222,7 @@ def run_on_cluster(
             if environment := engine_environment(job.spec):
                 options["runtime_env"] = environment
             where = None if folder is None else str((folder / device.slug).absolute())
-            actors[device.kind] = ray.remote(Bench).options(**options).remote(job.spec, where)
+            actors[device.kind] = ray.remote(Bench).options(**options).remote(job.spec, where, core)
         pending = {actor.attempt.remote(job): kind for kind, actor in actors.items()}
         answers: dict[str, Any] = {}
         while pending:

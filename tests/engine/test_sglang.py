@@ -15,8 +15,9 @@ import pytest
 
 from cluster.engines import doctor, make_engine
 from cluster.engines import sglang as sglang_engine
-from cluster.engines.base import Placement
+from cluster.engines.base import Placement, model_directory
 from cluster.engines.step_log import read_steps
+from testbed.cli import main
 from testbed.errors import EngineError
 from testbed.scenario import EngineSpec
 from tests.engine.random_model import VOCABULARY, greedy, make_random_llama
@@ -399,6 +400,55 @@ async def test_a_version_without_the_seams_is_one_line(monkeypatch):
 async def test_impossible_sizes_are_one_line(monkeypatch):
     with pytest.raises(EngineError, match=r"engine\.max_model_len: 9000 is more than .* 8192"):
         await make_engine(SPEC.model_copy(update={"max_model_len": 9000})).start()
+    tiny = make_engine(SPEC.model_copy(update={"num_blocks": 2, "block_size": 8}))
+    with pytest.raises(
+        EngineError, match=r"engine\.num_blocks: a KV pool of 2 blocks .* too small"
+    ):
+        tiny._server_arguments(model_directory("tiny-llama"), True)
+
+
+def found(**changes):
+    return {
+        "sglang": "0.5.23",
+        "sglang_seams": True,
+        "platforms": ["testbed_cpu"],
+        "testbed": True,
+        "ray": "2.60.0",
+    } | changes
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        (None, "SGLang is not installed, neither here nor in .venv-sglang"),
+        (found(sglang="0.4.1", sglang_seams=False), "SGLang 0.4.1 has no entry point"),
+        (found(platforms=[]), "platform for a machine without a GPU is not installed"),
+        (found(testbed=False), "SGLang's environment cannot import this testbed"),
+        (found(ray="2.1.0"), "SGLang's environment has Ray 2.1.0, this one 2.60.0"),
+    ],
+)
+def test_an_environment_that_cannot_serve_is_one_line_and_exit_code_two(
+    environment, line, monkeypatch, tmp_path, capsys
+):
+    here = {"sglang": None, "vllm": "0.32.0", "ray": "2.60.0"}
+    own = tmp_path / "bin" / "python"
+    own.parent.mkdir()
+    own.touch()
+    monkeypatch.setattr(doctor, "sglang_environment", lambda: tmp_path)
+    monkeypatch.setattr(doctor, "has_cuda", lambda: False)
+    monkeypatch.setattr(doctor, "_probe", lambda python: environment if python == own else here)
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["testbed", "calibrate", "--engine", "sglang", "--out", str(tmp_path / "record.json")],
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("testbed: engine.name: sglang: ")
+    assert line in said
+    assert said.endswith("make sglang")
 
 
 class _Named:
