@@ -155,8 +155,8 @@ class Demo:
         ) as nodes:
             calibrations = self._calibrate(nodes, "before")
             scenario = self._scenario(calibrations[0])
+            replica = next(n.id for n in nodes.nodes if n.profile == DEEP)
             if self._deep_engine is not None:
-                replica = next(n.id for n in nodes.nodes if n.profile == DEEP)
                 scenario = self._with_deep_engine(scenario, calibrations[replica], replica)
             nodes.adopt(scenario)
             nodes.pin(stream_of(scenario, 1.0, 10, self._seed))
@@ -178,6 +178,7 @@ class Demo:
             title=f"Demo: {self._engines()} serving {self._engine.model}",
             calibration=calibrations[0].model_dump(mode="json", exclude_none=True),
             calibration_after=again[0].model_dump(mode="json", exclude_none=True),
+            sections=self._of_deep_engine(calibrations[replica], again[replica]),
         )
         return comparison
 
@@ -297,6 +298,16 @@ class Demo:
             }
         )
         return scenario.replace(profiles=profiles)
+
+    def _of_deep_engine(self, before: Calibration, after: Calibration) -> list[Any]:
+        from testbed.reporting.calibration_tables import calibration_tables
+        from testbed.reporting.page import Section
+
+        if self._deep_engine is None:
+            return []
+        documents = (x.model_dump(mode="json", exclude_none=True) for x in (before, after))
+        title = f"Calibration of {self._deep_engine}, under the deep profile"
+        return [Section.of(title, *calibration_tables(*documents))]
 
     def _engines(self) -> str:
         other = self._deep_engine

@@ -10,7 +10,7 @@ from testbed.errors import ScenarioError
 from testbed.reporting.compare import Comparison, Group
 from testbed.reporting.table import Cell, Table, facts, figure, flat, words
 from testbed.reporting.wording import asked, plain, seconds, share, significant
-from testbed.scenario import Profile, Scenario
+from testbed.scenario import Prefill, Profile, Scenario
 
 MOST_TYPES = 6
 """With more request types than this, a profile's reusable prefix is shown as its mean alone."""
@@ -46,32 +46,48 @@ def scenario_yaml(group: Group) -> str:
 
 
 def _system(scenario: Scenario, group: Group) -> Table:
-    p, m = scenario.prefill, scenario.memory
+    m = scenario.memory
     radio = ", ".join(f"{k} {v}" for k, v in flat(scenario.radio.model_dump()).items())
     pairs = {
         "radio": radio,
         "nodes, λ_b": f"{asked(scenario.nodes.density)} per km²",
         "demand, λ_req": f"{_loads(group)} requests/s per km²",
         "policies": ", ".join(dict.fromkeys(plain(case.policy) for case in group.cases)),
-        "prefill, g(n | h)": " + ".join(
-            text
-            for value, text in (
-                (p.overhead, seconds(p.overhead)),
-                (p.linear, f"{seconds(p.linear)}·n"),
-                (p.quadratic, f"{significant(p.quadratic * 1e9)} ns·n²"),
-                (p.context, f"{significant(p.context * 1e9)} ns·n·h"),
-            )
-            if value
-        ),
+        "prefill, g(n | h)": _law(scenario.prefill),
         "memory, M": bytes_(m.capacity),
         "one sequence, m_run": bytes_(m.per_sequence),
         "one token, κ": bytes_(m.per_token),
     }
+    for s in scenario.profiles:
+        own = {
+            "engine": s.engine,
+            "g(n | h)": None if s.prefill is None else _law(s.prefill),
+            "D_q": None
+            if s.decode_occupancy is None
+            else ", ".join(f"{q} {seconds(x)}" for q, x in s.decode_occupancy.items()),
+            "calibration": s.calibration,
+        }
+        stated = ", ".join(f"{k} {v}" for k, v in own.items() if v is not None)
+        if stated:
+            pairs[f"{s.name}: its engine"] = stated
     for name, section in (("workload", scenario.workload), ("engine", scenario.engine)):
         if section is not None:
             data = section.model_dump(mode="json", exclude_none=True)
             pairs[name] = ", ".join(f"{k} {v}" for k, v in flat(data).items())
     return facts("System", pairs)
+
+
+def _law(p: Prefill) -> str:
+    return " + ".join(
+        text
+        for value, text in (
+            (p.overhead, seconds(p.overhead)),
+            (p.linear, f"{seconds(p.linear)}·n"),
+            (p.quadratic, f"{significant(p.quadratic * 1e9)} ns·n²"),
+            (p.context, f"{significant(p.context * 1e9)} ns·n·h"),
+        )
+        if value
+    )
 
 
 def _loads(group: Group) -> str:
