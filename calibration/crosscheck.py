@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from calibration.design import usable_blocks
-from calibration.record import FitReport, PrefillPoint
+from calibration.design import Crowd
+from calibration.fit import summarise
+from calibration.paired import engine_config
+from calibration.record import CrowdPoint, FitReport, PrefillPoint
 from calibration.steps import Steps
 from cluster.engines.base import EngineFacts
-from testbed.simulation.engine_model import EngineConfig, simulate_engine
+from testbed.simulation.engine_model import simulate_engine
 from testbed.step_time import COEFFICIENTS, StepTime
 
 Sample = Mapping[str, Any]
@@ -69,29 +71,71 @@ def decode_from_steps(samples: Sequence[Sample], step_time: StepTime) -> FitRepo
     return _report("decode from step time", np.array(said), np.array(seen))
 
 
-def interference(samples: Sequence[Sample], step_time: StepTime | None) -> list[dict[str, Any]]:
-    """How much k prefills of n tokens and m decodes slow each other, by case.
+def crowded_prefill(crowd: Crowd, context: float, step_time: StepTime) -> tuple[np.ndarray, float]:
+    """Seconds from the first step to each of the k first tokens, (k,), and the longest step.
 
-    ``ttft``: median over the k at the caller, from their send; ``stall``: the longest pause
-    between two tokens of a decode meanwhile; ``pause``: its usual one. ``step``: seconds of a
-    step that holds them all, by the step time.
+    ``context``: tokens that each decode attends to in the first step.
     """
-    cases: dict[tuple[int, int, int], list[Sample]] = {}
+    left = [crowd.new] * crowd.prefills
+    ends = np.zeros(crowd.prefills)
+    now = longest = 0.0
+    while left[-1] > 0:
+        budget, chunks = crowd.chunk - crowd.decodes, []
+        for i, rest in enumerate(left):
+            n = min(rest, budget)
+            if n > 0:
+                chunks.append((n, crowd.cached + crowd.new - rest))
+                budget -= n
+                left[i] -= n
+        seconds = step_time.seconds(chunks, crowd.decodes, crowd.decodes * context)
+        now += seconds
+        longest = max(longest, seconds)
+        context += 1
+        for i in range(crowd.prefills):
+            if left[i] == 0 and ends[i] == 0:
+                ends[i] = now
+    return ends, longest
+
+
+def crowd_points(
+    samples: Sequence[Sample], step_time: StepTime | None
+) -> tuple[tuple[CrowdPoint, ...], FitReport | None]:
+    """Each case of g(n | h; batch, chunk) with its samples, beside what the step time says."""
+    cases: dict[Crowd, list[Sample]] = {}
     for s in samples:
-        cases.setdefault((s["decodes"], s["prefills"], s["new"]), []).append(s)
-    found = []
-    for (m, k, n), group in sorted(cases.items()):
-        entry: dict[str, Any] = {"decodes": m, "prefills": k, "new": n, "repeats": len(group)}
-        entry["ttft"] = float(np.median([t for s in group for t in s["ttft"]]))
-        if m > 0:
-            entry["stall"] = float(np.median([s["stall"] for s in group]))
-            entry["pause"] = float(np.median([s["pause"] for s in group]))
+        cases.setdefault(Crowd(*s["crowd"]), []).append(s)
+    points = []
+    for crowd, group in sorted(cases.items()):
+        good = [s for s in group if s["together"]]
+        if not good:
+            continue
+        times = summarise(crowd.new, crowd.cached, [float(np.mean(s["seconds"])) for s in good])
+        stalls = [s["stall"] for s in good if s["stall"] is not None]
+        pauses = [s["pause"] for s in good if s["pause"] is not None]
+        said = step = None
         if step_time is not None:
-            context = float(np.median([s["context"] for s in group]))
-            entry["step"] = step_time.seconds([(n, 0)] * k, m, m * context)
-            entry["step_without_decodes"] = step_time.seconds([(n, 0)] * k)
-        found.append(entry)
-    return found
+            context = float(np.median([s["context"] for s in good]))
+            ends, step = crowded_prefill(crowd, context, step_time)
+            said = float(ends.mean())
+        points.append(
+            CrowdPoint(
+                **crowd._asdict(),
+                seconds=times.seconds,
+                median=times.median,
+                standard_error=times.standard_error,
+                outliers=times.outliers,
+                apart=len(group) - len(good),
+                predicted=said,
+                stall=float(np.median(stalls)) if stalls else None,
+                pause=float(np.median(pauses)) if pauses else None,
+                longest_step=step,
+            )
+        )
+    seen = np.array([p.median for p in points if p.predicted is not None])
+    if len(seen) == 0:
+        return tuple(points), None
+    said = np.array([p.predicted for p in points if p.predicted is not None])
+    return tuple(points), _report("prefill among others from step time", said, seen)
 
 
 def by_kind(rows: Steps, step_time: StepTime) -> dict[str, dict[str, float]]:
@@ -131,14 +175,7 @@ def capacity_from_steps(
     outputs = np.minimum(draw.geometric(1.0 / means), np.minimum(8 * means, longest)).astype(int)
     lengths = np.array([c.new + c.cached for c in classes])[kinds]
     trace = simulate_engine(
-        EngineConfig(
-            token_budget=facts.token_budget,
-            max_sequences=facts.max_sequences,
-            block_size=facts.block_size,
-            num_blocks=usable_blocks(facts) + 1,
-            max_model_len=facts.max_model_len,
-            pinned_blocks=pinned_blocks,
-        ),
+        engine_config(facts, pinned_blocks),
         step_time,
         np.zeros(len(kinds)),
         lengths,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import numpy as np
 
-from calibration.design import usable_blocks
+from calibration.design import DECODE_PROMPT, LONG_OUTPUT, Crowd, crowd_grid, usable_blocks
+from calibration.fit import is_tight
 from calibration.stages import Stages
 from cluster.engines.step_log import STEP_COLUMNS
 from testbed.seeds import generator
 
-LONG_OUTPUT = 48
-"""Tokens of a decode that prefills shall meet under way."""
+AHEAD = 256
+"""Tokens of the prompt that keeps an engine busy while others arrive."""
 SMALL_BURST = 4
 """Requests sent together to see what one of them holds."""
 POLL = 2e-3
@@ -22,75 +24,113 @@ POLL = 2e-3
 
 
 class CrowdedStages(Stages):
-    """All stages of a calibration: those of :class:`Stages`, interference and concurrency."""
+    """All stages of a calibration: those of :class:`Stages`, crowds and concurrency."""
 
-    async def interference(self) -> None:
-        """Prefills that arrive together while others decode: what each does to the other."""
-        if self.journal.is_done("interference"):
+    _chunk = 0
+    """Tokens that a step may hold now."""
+
+    async def crowds(self) -> None:
+        """g(n | h; batch, chunk): prompts that arrive together while others decode, in chunks."""
+        if self.journal.is_done("crowd"):
             return
-        design, facts = self.design, self.facts
-        seats = facts.max_sequences
-        room = (usable_blocks(facts) - await self._used_blocks()) * facts.block_size
-        cases = [
-            (m, k, n, repeat)
-            for repeat in range(design.interference_repeats)
-            for m in sorted({0, seats // 4, seats // 2})
-            for k in (1, 2, 4)
-            for n in (64, 256, 512)
-            if m + k <= seats
-            and k * n + m <= facts.token_budget
-            and n < self.longest
-            and m * (64 + LONG_OUTPUT) + k * (n + facts.block_size) <= room
-            and facts.max_model_len >= 64 + LONG_OUTPUT
-        ]
-        have = {
-            (s["decodes"], s["prefills"], s["new"], s["repeat"])
-            for s in self.journal.samples("interference")
-        }
-        order = generator(self.seed, "calibration", "interference").permutation(len(cases))
-        for at, i in enumerate(order):
-            if cases[i] not in have:
-                async with self._window("interference"):
-                    await self._interfere(*cases[i])
-            self.progress("interference", at + 1, len(cases))
-        self.journal.done("interference")
+        design = self.design
+        room = (usable_blocks(self.facts) - await self._used_blocks()) * self.facts.block_size
+        cases = crowd_grid(
+            self.facts, self.longest, len(self.chain), int(room), self.engine.can_limit_step
+        )
+        seen: dict[Crowd, list[float]] = {c: [] for c in cases}
+        have = set()
+        for s in self.journal.samples("crowd"):
+            crowd = Crowd(*s["crowd"])
+            have.add((s["round"], crowd))
+            if s["together"]:
+                seen[crowd].append(float(np.mean(s["seconds"])))
+        deadline = time.perf_counter() + design.crowd_budget
+        total = design.crowd_most * len(cases)
+        for r in range(design.crowd_most):
+            late = r >= design.crowd_least
+            todo = [c for c in cases if not (late and is_tight(seen[c], design.crowd_tight))]
+            if not todo or (late and time.perf_counter() > deadline):
+                break
+            order = generator(self.seed, "calibration", "crowd", r).permutation(len(cases))
+            async with self._window("crowd"), self._own_budget_after():
+                for at, crowd in enumerate(cases[i] for i in order):
+                    if late and time.perf_counter() > deadline:
+                        break
+                    if crowd in todo and (r, crowd) not in have:
+                        mean = await self._crowd_once(crowd, r)
+                        if mean is not None:
+                            seen[crowd].append(mean)
+                    self.progress("crowd", r * len(cases) + at + 1, total)
+        self.progress("crowd", total, total)
+        self.journal.done("crowd")
 
-    async def _interfere(self, m: int, k: int, n: int, repeat: int) -> None:
+    @asynccontextmanager
+    async def _own_budget_after(self) -> AsyncIterator[None]:
+        self._chunk = self.facts.token_budget
+        try:
+            yield
+        finally:
+            if self._chunk != self.facts.token_budget:
+                await self.engine.limit_step(None)
+
+    async def _crowd_once(self, crowd: Crowd, r: int) -> float | None:
+        """Mean seconds to the first tokens, None when the prompts did not share their steps."""
         await asyncio.sleep(self.design.spacing)
-        decodes = [
-            asyncio.create_task(self._generate(self._prompts.cold(64), LONG_OUTPUT))
-            for _ in range(m)
+        if crowd.chunk != self._chunk:
+            await self.engine.limit_step(crowd.chunk)
+            self._chunk = crowd.chunk
+        prompts = [
+            self._prompts.after(self.chain, crowd.cached, crowd.new) for _ in range(crowd.prefills)
         ]
-        # By now every decode has its first token: it takes a prefill step and this many decodes.
-        deadline = time.perf_counter() + 5.0
-        while m and (await self.engine.load()).running < m and time.perf_counter() < deadline:
+        others = [
+            asyncio.create_task(self._generate(self._prompts.cold(DECODE_PROMPT), LONG_OUTPUT))
+            for _ in range(crowd.decodes)
+        ]
+        if crowd.decodes:
+            # By now every decode has its first token: a prefill step and this many decodes.
+            deadline = time.perf_counter() + 5.0
+            while (await self.engine.load()).running < crowd.decodes:
+                if time.perf_counter() > deadline:
+                    break
+                await asyncio.sleep(POLL)
+            await asyncio.sleep(self.design.spacing)
+        else:
+            # Whoever finds the engine idle starts at once and alone: one ahead keeps it busy
+            # until all have come.
+            ahead = self._prompts.cold(min(AHEAD, crowd.chunk, self.longest))
+            others.append(asyncio.create_task(self._generate(ahead, 1)))
             await asyncio.sleep(POLL)
-        await asyncio.sleep(self.design.spacing)
         sent = time.perf_counter()
-        prompts = [self._prompts.cold(n) for _ in range(k)]
-        prefilled = await asyncio.gather(*(self._generate(p, 1) for p in prompts))
-        end = max(g.first_token for g in prefilled)
-        running = await asyncio.gather(*decodes)
-        pauses, stalls = [], []
-        for g in running:
+        served = await asyncio.gather(*(self._generate(p, 1) for p in prompts))
+        running = await asyncio.gather(*others)
+        starts = [sent if g.scheduled is None else g.scheduled for g in served]
+        ends = [
+            g.first_token if g.engine_first_token is None else g.engine_first_token for g in served
+        ]
+        first, last = min(starts), max(ends)
+        pauses, stalls, context = [], [], []
+        together = all(g.queued is None or g.queued <= first for g in served)
+        together &= all(g.cached_tokens == crowd.cached for g in served)
+        for g in running if crowd.decodes else ():
             times = np.array(g.token_times)
+            together &= bool(times[0] <= first and times[-1] >= last)
             gaps = np.diff(times)
-            meanwhile = (times[1:] > sent) & (times[:-1] < end)
+            meanwhile = (times[1:] > first) & (times[:-1] < last)
             pauses += gaps[~meanwhile].tolist()
             stalls += gaps[meanwhile].tolist()
-        if m and not (stalls and pauses):
-            return  # the decodes had ended before the prefills came: nothing was seen
+            context.append(DECODE_PROMPT + int((times <= first).sum()))
         self.journal.add(
-            "interference",
-            decodes=m,
-            prefills=k,
-            new=n,
-            repeat=repeat,
-            ttft=[g.first_token - sent for g in prefilled],
+            "crowd",
+            crowd=crowd,
+            round=r,
+            seconds=[e - first for e in ends],
+            together=together,
             stall=max(stalls, default=None),
             pause=float(np.median(pauses)) if pauses else None,
-            context=64 + LONG_OUTPUT / 2,
+            context=float(np.mean(context)) if context else 0.0,
         )
+        return float(np.mean(ends) - first) if together else None
 
     async def concurrency(
         self, profiles: Mapping[str, Sequence[np.ndarray]], reference: tuple[int, int]

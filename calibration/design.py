@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cluster.engines.base import EngineFacts
 from testbed.errors import CalibrationError
@@ -13,6 +14,10 @@ Effort = Literal["quick", "full", "check"]
 
 SHORTEST = 32
 """Tokens of the shortest prompt in the grid."""
+LONG_OUTPUT = 48
+"""Tokens of a decode that prefills shall meet under way."""
+DECODE_PROMPT = 64
+"""Tokens of that decode's prompt."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,10 @@ class Design:
     relay_least: int
     mix_budget: float
     mix_least: int
-    interference_repeats: int = 0
+    crowd_least: int = 0
+    crowd_most: int = 0
+    crowd_budget: float = 0.0
+    crowd_tight: float = 0.02
     loads: tuple[float, ...] = ()
     load_seconds: float = 0.0
     capacity_seconds: float = 0.0
@@ -93,7 +101,9 @@ DESIGNS: dict[Effort, Design] = {
         relay_least=200,
         mix_budget=60.0,
         mix_least=200,
-        interference_repeats=5,
+        crowd_least=3,
+        crowd_most=10,
+        crowd_budget=75.0,
         loads=(0.2, 0.4, 0.6, 0.8, 0.9, 0.95),
         load_seconds=75.0,
         capacity_seconds=25.0,
@@ -150,6 +160,63 @@ def prefill_grid(
         if h > 0:
             points += [(n, h) for n in design.cached_new if n + h <= longest]
     return list(dict.fromkeys(points))
+
+
+class Crowd(NamedTuple):
+    """A prefill among others: g(n | h; batch, chunk) with its co-batched work.
+
+    ``prefills`` prompts of ``new`` tokens after ``cached`` ones arrive together at a boundary of
+    steps while ``decodes`` others generate; steps hold at most ``chunk`` tokens.
+    """
+
+    decodes: int
+    prefills: int
+    new: int
+    cached: int
+    chunk: int
+
+    @property
+    def steps(self) -> int:
+        """Steps that the prefills take."""
+        room = self.chunk - self.decodes
+        return -(-self.prefills * self.new // room) if room > 0 else 1 << 30
+
+
+def crowd_grid(
+    facts: EngineFacts, longest: int, depth: int, room: int, chunks: bool
+) -> list[Crowd]:
+    """A third of the grid over decodes, prefills, new and cached tokens, and chunk budget.
+
+    Three levels each (a regular fraction, 3⁴⁻¹, for either depth of the cache: main effects stay
+    apart), less what does not fit: the pool's ``room`` in tokens, the engine's seats, and decodes
+    that would end before the prefills do. ``depth`` bounds the cached tokens; without ``chunks``
+    the engine's own budget is the only one.
+    """
+    seats, budget = facts.max_sequences, facts.token_budget
+    decodes = sorted({0, seats // 4, seats // 2})
+    sizes = sorted({max(1, budget // 16), max(1, budget // 4), budget}) if chunks else [budget]
+    depths = [0, min(depth, longest // 2) // 2 // facts.block_size * facts.block_size]
+    found = []
+    for (i, m), (j, k), (u, n), (v, c), (w, h) in itertools.product(
+        enumerate(decodes),
+        enumerate((1, 2, 4)),
+        enumerate((64, 256, 1024)),
+        enumerate(sizes),
+        enumerate(sorted(set(depths))),
+    ):
+        crowd = Crowd(m, k, n, h, c)
+        held = m * (DECODE_PROMPT + LONG_OUTPUT) + k * (n + facts.block_size)
+        if (
+            (i + j + u + v) % 3 == w
+            and m + k <= seats
+            and n + h <= longest
+            and held <= room
+            and (m == 0 or crowd.steps <= LONG_OUTPUT // 2)
+            and crowd.steps < 1 << 30
+            and (m == 0 or facts.max_model_len >= DECODE_PROMPT + LONG_OUTPUT)
+        ):
+            found.append(crowd)
+    return found
 
 
 def cached_depth(longest: int, block: int, free_tokens: int) -> int:

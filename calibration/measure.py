@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from calibration import facts as known
-from calibration.crosscheck import by_kind, decode_from_steps, interference, prefill_from_steps
+from calibration.crosscheck import by_kind, crowd_points, decode_from_steps, prefill_from_steps
 from calibration.crowding import CrowdedStages
 from calibration.derive import (
     concurrency_records,
@@ -119,7 +119,7 @@ async def calibrate(
             await stages.prefill()
             await stages.decode()
             await stages.relay()
-            await stages.interference()
+            await stages.crowds()
             await stages.mix()
         finally:
             await stages.unpin_chain()
@@ -185,6 +185,9 @@ def _record(
             fits.append(decoded)
     else:
         notes.append("this engine writes no step log: there is no step time in this record")
+    crowds, among = crowd_points(journal.samples("crowd"), step_time)
+    if among is not None:
+        fits.append(among)
     inside = [
         {**s, "seconds": s["seconds"] - s["delivery"]}
         for s in journal.samples("prefill")
@@ -216,6 +219,7 @@ def _record(
             seed=seed,
         ),
         prefill_points=tuple(points),
+        crowds=crowds,
         step_time=step_time,
         memory=MemoryRecord(
             pool_bytes=pool_bytes or None,
@@ -241,7 +245,6 @@ def _record(
             "submit_overhead": float(np.median(submits)) if submits else None,
             "delivery_overhead": delivery,
             "step_kinds": kinds,
-            "interference": interference(journal.samples("interference"), step_time),
             "drift": moved,
         },
     )

@@ -189,6 +189,33 @@ class PrefillPoint(_Data):
     outliers: int = Field(default=0, ge=0, description="beyond 5 robust deviations; none dropped")
 
 
+class CrowdPoint(_Data):
+    """One case of g(n | h; batch, chunk): ``prefills`` prompts at once while others decode.
+
+    Times count from the first step that holds them to their first tokens, by the engine's own
+    stamps, the mean over the prompts of a sample.
+    """
+
+    decodes: int = Field(ge=0, description="sequences decoding beside them")
+    prefills: int = Field(ge=1, description="prompts that arrive together")
+    new: int = Field(ge=1, description="n of each, tokens")
+    cached: int = Field(ge=0, description="h of each, tokens")
+    chunk: int = Field(ge=1, description="token budget of a step")
+    seconds: tuple[Positive, ...] = Field(min_length=1)
+    median: Positive
+    standard_error: NonNegative | None = None
+    outliers: int = Field(default=0, ge=0)
+    apart: int = Field(default=0, ge=0, description="samples left out: they shared no steps")
+    predicted: Positive | None = Field(default=None, description="the same by the step time, s")
+    stall: Positive | None = Field(
+        default=None, description="longest pause between two tokens of a decode meanwhile, s"
+    )
+    pause: Positive | None = Field(default=None, description="its usual pause, s")
+    longest_step: Positive | None = Field(
+        default=None, description="what the longest pause should be, by the step time, s"
+    )
+
+
 class DecodeModel(_Data):
     """D_q: seconds of occupancy beyond the residual prefill, by tokens generated.
 
@@ -282,6 +309,9 @@ class Calibration(_Data):
     device: DeviceFacts
     prefill: PrefillFit | None = None
     prefill_points: tuple[PrefillPoint, ...] = ()
+    crowds: tuple[CrowdPoint, ...] = Field(
+        default=(), description="g(n | h; batch, chunk): prefills among others"
+    )
     step_time: AnyStepTime | None = Field(default=None, discriminator="kind")
     memory: MemoryRecord = MemoryRecord()
     m_run: Estimate | None = Field(default=None, description="bytes per active sequence")
@@ -331,6 +361,13 @@ class Calibration(_Data):
             return cls.model_validate(data)
         except ValidationError as error:
             raise CalibrationError(f"{source}: {first_problem(error)}") from None
+
+    @property
+    def idle_start(self) -> float:
+        """Seconds that the first step after idleness takes more than the step time says; 0 where
+        no step log told."""
+        fit = next((f for f in self.fits if f.name == "step_time"), None)
+        return 0.0 if fit is None else fit.coefficients.get("idle_start", 0.0)
 
     def decode_at(self, concurrency: float) -> DecodeModel:
         """The decode model measured at the concurrency nearest to the one asked for.

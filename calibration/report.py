@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from calibration.record import Calibration, LoadRecord
-from calibration.waiting import explain
+from calibration.report_crowds import crowd_figure, crowd_section
+from calibration.waiting import QUANTILES, explain
 from testbed.reporting.calibration_tables import calibration_tables
 from testbed.reporting.figures import panels, save, styled
 from testbed.reporting.page import Picture, Section, write_page
@@ -38,6 +39,8 @@ def write_calibration_report(path: str | Path, record: Calibration) -> Path:
                 grid_table(record),
             )
         )
+    if record.crowds:
+        sections.append(crowd_section(record))
     if record.decode or record.step_time is not None:
         sections.append(
             Section.of(
@@ -77,6 +80,8 @@ def save_plots(folder: str | Path, record: Calibration) -> list[Path]:
     drawn: dict[str, Figure] = {}
     if record.prefill is not None and record.prefill_points:
         drawn["prefill"] = prefill_figure(record)
+    if record.crowds:
+        drawn["crowds"] = crowd_figure(record.crowds)
     if record.decode or record.step_time is not None:
         drawn["decode"] = decode_figure(record)
     for name in dict.fromkeys(x.profile for x in record.waiting):
@@ -243,7 +248,7 @@ def waiting_table(loads: Sequence[LoadRecord]) -> Table:
     rows = []
     for load in loads:
         for m in load.models:
-            errors = [m.errors.get(k) for k in ("mean", "0.5", "0.9", "0.99")]
+            errors = [m.errors.get(k) for k in ("mean", *map(str, QUANTILES))]
             rows.append(
                 (
                     figure(f"{load.load:g}"),
@@ -253,7 +258,7 @@ def waiting_table(loads: Sequence[LoadRecord]) -> Table:
                     words(m.note or ""),
                 )
             )
-    head = ("load", "model", "KS", "mean", "p50", "p90", "p99", "")
+    head = ("load", "model", "KS", "mean", *(f"p{100 * z:g}" for z in QUANTILES), "")
     note = "; ".join(f"{x.load:g}: {x.ks_noise:.3f}" for x in loads)
     return Table(
         "Error of predicted TTFT, and KS distance of the excess delay",
@@ -269,7 +274,10 @@ def load_table(loads: Sequence[LoadRecord]) -> Table:
     for x in loads:
         cells = [figure(f"{x.load:g}"), figure(f"{x.arrival_rate:.2f}"), figure(f"{x.requests:,}")]
         cells.append(figure(f"{seconds(x.mean[0])} [{seconds(x.mean[1])}, {seconds(x.mean[2])}]"))
-        for z in ("0.5", "0.9", "0.99"):
+        for z in map(str, QUANTILES):
+            if z not in x.quantiles:  # a record of an earlier version
+                cells.append(figure(None))
+                continue
             value, low, high = x.quantiles[z]
             ends = [seconds(e) if e is not None else "?" for e in (low, high)]
             cells.append(figure(f"{seconds(value)} [{', '.join(ends)}]"))
@@ -277,7 +285,8 @@ def load_table(loads: Sequence[LoadRecord]) -> Table:
             figure(f"{significant(x.relative_time[0])} → {significant(x.relative_time[1])}")
         )
         rows.append(tuple(cells))
-    head = ("load", "requests/s", "requests", "mean", "p50", "p90", "p99", "relative time")
+    levels = (f"p{100 * z:g}" for z in QUANTILES)
+    head = ("load", "requests/s", "requests", "mean", *levels, "relative time")
     note = "Load: share of the measured capacity. ?: the sample does not hold that bound."
     if any(not x.reliable for x in loads):
         unsure = ", ".join(f"{x.load:g}" for x in loads if not x.reliable)

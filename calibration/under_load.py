@@ -119,6 +119,7 @@ def load_records(
             step_time=calibration.step_time,
             facts=facts,
             pinned_blocks=round(capacity["pinned"]),
+            wake=calibration.idle_start,
         )
         implied = None
         if calibration.step_time is not None:

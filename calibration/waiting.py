@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from calibration.design import usable_blocks
 from calibration.load import RequestClass
+from calibration.paired import engine_config, simulate_same, simulated_alone
 from calibration.record import LoadRecord, ModelFit
 from cluster.engines.base import EngineFacts
 from testbed.errors import TestbedError
-from testbed.simulation.engine_model import EngineConfig, simulate_engine
 from testbed.simulation.intervals import (
     Interval,
     interval_mean,
@@ -24,7 +23,7 @@ from testbed.simulation.intervals import (
 from testbed.step_time import StepTime
 from testbed.theory.delay import DELAY_MODELS, TierLoad, get_delay_model
 
-QUANTILES = (0.5, 0.9, 0.99)
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
 RESOLUTION_SHARE = 0.1
 """Part of the shortest unloaded TTFT below which an excess delay is the clock's, not a queue's."""
 GRID = 120
@@ -38,7 +37,8 @@ class Setting:
     """What predictions may know: the calibration of one profile, nothing of the run's waits.
 
     ``unloaded`` (Q,) TTFT of each class alone, from the intended send; ``prefill`` (Q,) g(n | h);
-    ``decode`` (Q,) occupancy beyond it; ``capacity`` requests/s; ``concurrency`` c_s.
+    ``decode`` (Q,) occupancy beyond it; ``capacity`` requests/s; ``concurrency`` c_s;
+    ``wake`` what the first step after idleness takes more, s.
     """
 
     classes: tuple[RequestClass, ...]
@@ -50,6 +50,7 @@ class Setting:
     step_time: StepTime | None
     facts: EngineFacts
     pinned_blocks: int
+    wake: float = 0.0
 
     @property
     def weights(self) -> np.ndarray:
@@ -262,37 +263,10 @@ def _simulated(setting: Setting, run: Mapping[str, Any], cut: int) -> _Sample:
     """The engine model on the run's own arrivals and lengths, delivery added as when unloaded."""
     assert setting.step_time is not None
     kinds = np.asarray(run["kind"], dtype=int)
-    new = np.array([c.new for c in setting.classes])
-    cached = np.array([c.cached for c in setting.classes])
-    facts = setting.facts
-    config = EngineConfig(
-        token_budget=facts.token_budget,
-        max_sequences=facts.max_sequences,
-        block_size=facts.block_size,
-        num_blocks=usable_blocks(facts) + 1,
-        max_model_len=facts.max_model_len,
-        pinned_blocks=setting.pinned_blocks,
-    )
-    trace = simulate_engine(
-        config,
-        setting.step_time,
-        np.asarray(run["intended"]),
-        (new + cached)[kinds],
-        np.asarray(run["output"], dtype=int),
-        reusable_tokens=cached[kinds],
-    )
-    alone = np.array(
-        [_alone(config, setting.step_time, n, h) for n, h in zip(new, cached, strict=True)]
-    )
-    excess = trace.ttft - alone[kinds]
+    config = engine_config(setting.facts, setting.pinned_blocks, setting.wake)
+    trace = simulate_same(config, setting.step_time, setting.classes, run)
+    excess = trace.ttft - simulated_alone(config, setting.step_time, setting.classes)[kinds]
     return _Sample((setting.unloaded[kinds] + excess)[cut:], excess[cut:])
-
-
-def _alone(config: EngineConfig, step_time: StepTime, new: int, cached: int) -> float:
-    trace = simulate_engine(
-        config, step_time, [0.0], [new + cached], [1], reusable_tokens=[int(cached)]
-    )
-    return float(trace.ttft[0])
 
 
 # --- Reasons -----------------------------------------------------------------------------------

@@ -88,6 +88,8 @@ class Engine(ABC):
     """One serving engine with prefix caching on. Not started until :meth:`start`."""
 
     name: ClassVar[str]
+    can_limit_step: ClassVar[bool] = False
+    """Whether :meth:`limit_step` works while the engine runs."""
 
     def __init__(self, spec: EngineSpec, placement: Placement | None = None) -> None:
         self.spec = spec
@@ -114,6 +116,14 @@ class Engine(ABC):
     @abstractmethod
     async def forget(self) -> None:
         """Drop every cached prefix that is not pinned. The engine must be idle."""
+
+    async def limit_step(self, tokens: int | None) -> None:
+        """Let steps hold at most so many tokens; None: the engine's own budget again.
+
+        The engine must be idle. Raises :class:`EngineError` where the budget is fixed once the
+        engine has started, or where ``tokens`` is not between 1 and that budget.
+        """
+        raise EngineError(f"{self.name}: the tokens of a step are fixed once it has started")
 
     @abstractmethod
     async def load(self) -> EngineLoad:

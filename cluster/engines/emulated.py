@@ -81,11 +81,13 @@ class EmulatedEngine(Engine):
     """
 
     name = "emulated"
+    can_limit_step = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._state: EngineState | None = None
         self._config: EngineConfig | None = None
+        self._limit: int | None = None
         self._step_time: StepTime | OperatorStepTime = DEFAULT_STEP_TIME
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -305,9 +307,22 @@ class EmulatedEngine(Engine):
                 raise EngineError("the prefix cache could not be emptied: requests are running")
             assert self._config is not None
             self._state = EngineState(self._config, self._step_time)
+            self._state.limit_step(self._limit)
             # A pinned block is the only one that survives, so its content needs no computing.
             for name, contents in self._pins.items():
                 self._state.pin(name, contents)
+
+    async def limit_step(self, tokens: int | None) -> None:
+        with self._wake:
+            state = self._running()
+            assert self._config is not None
+            budget = self._config.token_budget
+            if tokens is not None and not 1 <= tokens <= budget:
+                raise EngineError(f"limit_step: {tokens} tokens are not between 1 and {budget}")
+            if self._live:
+                raise EngineError("the tokens of a step cannot change: requests are running")
+            self._limit = tokens
+            state.limit_step(tokens)
 
     # -- a look at it --
 

@@ -35,6 +35,7 @@ from testbed.errors import EngineError
 BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4, "auto": 2}
 CPU_BLOCK = 32
 PIN, UNPIN = "testbed_pin", "testbed_unpin"  # as in vllm_scheduler, which only vLLM imports
+STEP_TOKENS = "testbed_step_tokens"
 REUSE_VARIABLE = "TESTBED_REUSE"
 
 
@@ -46,6 +47,7 @@ class VllmEngine(Engine):
     """
 
     name = "vllm"
+    can_limit_step = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,6 +56,7 @@ class VllmEngine(Engine):
         self._pinned: dict[str, list[int]] = {}
         self._blocks = PinnedBlocks(self.spec.block_size)
         self._usable = 0
+        self._budget = 0
         self._controls = 0
         self._preemptions = 0
         self._stats: _LastStats | None = None
@@ -144,6 +147,7 @@ class VllmEngine(Engine):
             self._ledger.unlink()
         config = self._engine.vllm_config
         blocks = int(config.cache_config.num_gpu_blocks)
+        self._budget = int(config.scheduler_config.max_num_batched_tokens)
         self._usable = blocks - 1  # vLLM keeps one, the null block, to itself
         self._blocks = PinnedBlocks(int(config.cache_config.block_size))
         model = model_config(directory) if os.path.isdir(directory) else {}
@@ -172,7 +176,7 @@ class VllmEngine(Engine):
             vocabulary=int(config.model_config.get_vocab_size()),
             max_model_len=int(config.model_config.max_model_len),
             max_sequences=int(config.scheduler_config.max_num_seqs),
-            token_budget=int(config.scheduler_config.max_num_batched_tokens),
+            token_budget=self._budget,
             clock="wall clock" if self._profile is None else "device time",
             extra={
                 **paced,
@@ -339,6 +343,12 @@ class VllmEngine(Engine):
             await self._pin(name, tokens)
         if self._ledger is not None:
             self._ledger.restart()
+
+    async def limit_step(self, tokens: int | None) -> None:
+        if tokens is not None and not 1 <= tokens <= self._budget:
+            raise EngineError(f"limit_step: {tokens} tokens are not between 1 and {self._budget}")
+        self._controls += 1
+        await self._serve(f"limit-{self._controls}", [0], 1, {STEP_TOKENS: tokens or 0})
 
     async def load(self) -> EngineLoad:
         if self._engine is None or self._stats is None:

@@ -1,4 +1,4 @@
-"""vLLM's own scheduler with two additions: pinned prefixes and a step log.
+"""vLLM's own scheduler with three additions: pinned prefixes, a step log, a movable budget.
 
 vLLM loads this class inside its engine process through ``scheduler_cls``. Nothing of the
 scheduling itself is changed: admission, chunking, preemption and eviction are vLLM's.
@@ -11,6 +11,10 @@ Pinning
 Reuse
     With ``TESTBED_REUSE=pinned`` a request reuses pinned blocks alone, as the model's persistent
     profiles say; what else the cache still holds is recomputed.
+
+Budget
+    A request that carries ``STEP_TOKENS`` sets the token budget of the steps that follow, at most
+    the one that vLLM was started with; 0 gives that one back.
 
 Step log
     With ``TESTBED_STEP_LOG`` naming a file, one row of float64 is appended for each step that
@@ -37,10 +41,11 @@ else:
 
 PIN = "testbed_pin"
 UNPIN = "testbed_unpin"
+STEP_TOKENS = "testbed_step_tokens"
 REUSE_VARIABLE = "TESTBED_REUSE"
 
 
-def _control(request: Request, key: str) -> str | None:
+def _control(request: Request, key: str) -> Any:
     params = request.sampling_params
     arguments = params.extra_args if params is not None else None
     return arguments.get(key) if arguments else None
@@ -57,8 +62,9 @@ class Additions(_Base):
         path = os.environ.get(STEP_LOG_VARIABLE)
         self._step_log = open(path, "ab", buffering=0) if path else None  # noqa: SIM115
         self._open_steps: dict[int, list[float]] = {}
+        self._own_budget: int = self.max_num_scheduled_tokens
 
-    # -- pinning --
+    # -- pinning and budget --
 
     def add_request(self, request: Request) -> None:
         name = _control(request, UNPIN)
@@ -67,6 +73,9 @@ class Additions(_Base):
             if kept is not None:
                 super()._free_request_blocks(kept)
                 self._note_pinned_blocks()
+        tokens = _control(request, STEP_TOKENS)
+        if tokens is not None:
+            self.max_num_scheduled_tokens = min(int(tokens), self._own_budget) or self._own_budget
         super().add_request(request)
 
     def _free_request_blocks(self, request: Request) -> None:

@@ -129,6 +129,11 @@ class EngineState:
         self._numbers[row] = self._number
         return self._number
 
+    def limit_step(self, tokens: int | None) -> None:
+        """Let the steps that follow hold at most so many tokens; None: the configured budget."""
+        budget = self.config.token_budget
+        self._engine.state[kernel.BUDGET] = budget if tokens is None else min(tokens, budget)
+
     def step(self, now: float) -> StepEvents | None:
         """Take in what has arrived by ``now``, form a step, and say what its end will bring.
 

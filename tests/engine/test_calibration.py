@@ -24,8 +24,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibration import crowding
 from calibration.check import check, compare
-from calibration.design import DESIGNS
+from calibration.crosscheck import crowd_points
+from calibration.crowding import CrowdedStages
+from calibration.design import DESIGNS, Crowd
+from calibration.journal import Journal
 from calibration.measure import ENGINE_PREFILL, calibrate
 from calibration.record import Calibration
 from calibration.speed import speed_check
@@ -156,6 +160,38 @@ def test_pool_and_concurrency_come_back_exactly(known, recovered):
     assert 200 // 21 <= fallback.measured <= 200 // 19
     assert 150 // 21 <= deep.measured <= 150 // 19
     assert fallback.formula == int(200 * 32 * kappa // fallback.per_sequence.value)
+
+
+CROWDS = (
+    Crowd(0, 2, 300, 0, 128),
+    Crowd(4, 1, 200, 320, 64),
+    Crowd(4, 2, 100, 0, 2048),
+    Crowd(8, 2, 64, 0, 128),
+)
+
+
+async def crowds(engine: Engine, facts: EngineFacts) -> list[dict[str, Any]]:
+    """Samples of :data:`CROWDS` on an idle engine."""
+    journal = Journal(None, {})
+    design = replace(DESIGNS["full"], crowd_least=2, crowd_most=2)
+    stages = CrowdedStages(engine, facts, design, journal, seed=9, longest=1024)
+    await stages.warm_up()
+    try:
+        await stages.pin_chain()
+        await stages.crowds()
+    finally:
+        await stages.unpin_chain()
+    await engine.forget()
+    return journal.samples("crowd")
+
+
+def test_prefills_among_others_take_what_the_step_time_says(known, monkeypatch):
+    monkeypatch.setattr(crowding, "crowd_grid", lambda *_: list(CROWDS))
+    points, report = crowd_points(known(crowds, known.engine, known.facts), KNOWN)
+    assert len(points) == len(CROWDS)
+    for point in points:
+        assert point.median == pytest.approx(point.predicted, rel=0.02)
+    assert report is not None and report.relative_error < 0.02
 
 
 def test_nothing_of_a_calibration_stays_in_the_engine(known, recovered):
@@ -392,6 +428,23 @@ def vllm(tmp_path_factory) -> Iterator[Running]:
     running = Running(spec, Placement(step_log=str(folder / "steps.bin")))
     yield running
     running.close()
+
+
+def test_the_budget_of_a_step_can_be_moved(vllm, monkeypatch):
+    few = [Crowd(0, 1, 256, 0, 64), Crowd(2, 1, 256, 128, 64), Crowd(0, 2, 64, 0, 2048)]
+    monkeypatch.setattr(crowding, "crowd_grid", lambda *_: few)
+    path = vllm.engine.placement.step_log
+    before = len(read_steps(path)["started"])
+    samples = vllm(crowds, vllm.engine, vllm.facts)
+    steps = {k: v[before:] for k, v in read_steps(path).items()}
+    # No step of those crowds held more than 64 tokens; with the engine's own budget, two prompts
+    # of 64 share one.
+    small = (steps["prefills"] > 0) & (steps["new_tokens"] + steps["decodes"] == 64)
+    assert small.sum() >= 2 * (4 + 4)
+    assert (steps["new_tokens"] == 128).any()
+    assert {Crowd(*s["crowd"]) for s in samples if s["together"]} == set(few)
+    with pytest.raises(EngineError, match="not between 1 and"):
+        vllm(vllm.engine.limit_step, 10**6)
 
 
 def test_two_runs_on_vllm_agree_within_their_own_errors(vllm):
