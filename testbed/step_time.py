@@ -245,19 +245,42 @@ def read_step_time(path: str | Path) -> StepTime | OperatorStepTime:
     CalibrationError
         The file is missing or holds no step time.
     """
-    try:
-        record: Any = orjson.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise CalibrationError(f"{path}: {error.strerror}") from None
-    except orjson.JSONDecodeError as error:
-        raise CalibrationError(f"{path}:{error.lineno}: {error.msg}") from None
-    if not isinstance(record, dict) or record.get("step_time") is None:
+    record = _record(path)
+    if record.get("step_time") is None:
         raise CalibrationError(f"{path}: step_time: this record has none")
     adapter: TypeAdapter[StepTime | OperatorStepTime] = TypeAdapter(AnyStepTime)
     try:
         return adapter.validate_python(record["step_time"])
     except ValidationError as error:
         raise CalibrationError(f"{path}: step_time: {error.errors()[0]['msg']}") from None
+
+
+def read_async_scheduling(path: str | Path) -> bool:
+    """Whether the engine of a calibration record forms a step while the one before it runs.
+
+    As recorded; where nothing is, as vLLM does: on a GPU it does, on a CPU it does not.
+
+    Raises
+    ------
+    CalibrationError
+        The file is missing or holds no record.
+    """
+    record = _record(path)
+    recorded = (record.get("engine") or {}).get("async_scheduling")
+    on_gpu = (record.get("device") or {}).get("kind") == "gpu"
+    return on_gpu if recorded is None else bool(recorded)
+
+
+def _record(path: str | Path) -> dict[str, Any]:
+    try:
+        record: Any = orjson.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise CalibrationError(f"{path}: {error.strerror}") from None
+    except orjson.JSONDecodeError as error:
+        raise CalibrationError(f"{path}:{error.lineno}: {error.msg}") from None
+    if not isinstance(record, dict):
+        raise CalibrationError(f"{path}: not a calibration record")
+    return record
 
 
 @numba.njit(cache=True)

@@ -28,7 +28,7 @@ from testbed.simulation.service import ServiceLaw
 from testbed.simulation.system import System
 from testbed.simulation.tally import Served, Tally
 from testbed.simulation.traffic import Traffic
-from testbed.step_time import OperatorStepTime, StepTime
+from testbed.step_time import OperatorStepTime, StepTime, read_async_scheduling
 from testbed.tier_engine import tier_prefill
 
 
@@ -323,6 +323,7 @@ def engine_config(scenario: Scenario, profile: int) -> EngineConfig:
     """
     engine, memory = scenario.engine or EngineSpec(), scenario.memory
     name = scenario.profiles[profile].engine or engine.name
+    record = scenario.profiles[profile].calibration or engine.calibration
     block = engine.block_size * memory.per_token
     # One more block is vLLM's null block, which holds nothing; SGLang has none.
     if engine.num_blocks is None:
@@ -338,6 +339,7 @@ def engine_config(scenario: Scenario, profile: int) -> EngineConfig:
             num_blocks=blocks,
             max_model_len=engine.max_model_len,
             pinned_blocks=math.ceil(scenario.profiles[profile].persistent_bytes / block),
+            async_scheduling=record is not None and read_async_scheduling(record),
         )
     except ValidationError as error:
         raise ScenarioError(f"profiles[{profile}]: {first_problem(error)}") from None

@@ -15,6 +15,7 @@ from testbed.simulation import simulate
 from testbed.simulation.delay_maps import delay_map
 from testbed.simulation.engine_farm import Arriving, new_farm
 from testbed.simulation.engine_model import EngineConfig, simulate_engine
+from testbed.simulation.engine_network import engine_config
 from testbed.simulation.network_events import observe
 from testbed.step_time import StepTime, read_step_time
 from testbed.theory import predict
@@ -173,6 +174,20 @@ def test_step_time_of_a_calibration_record(tmp_path: Path) -> None:
             read_step_time(file)
     with pytest.raises(CalibrationError, match="No such file"):
         read_step_time(tmp_path / "absent")
+
+
+def test_a_gpus_engine_schedules_while_a_step_runs(tmp_path: Path) -> None:
+    """As its record says; where that says nothing, as vLLM does on such a device."""
+    file = tmp_path / "calibration.json"
+    asked = scenario().with_field("engine.calibration", str(file))
+    for part, expected in (
+        ('"engine": {"async_scheduling": true}', True),
+        ('"engine": {"async_scheduling": false}, "device": {"kind": "gpu"}', False),
+        ('"device": {"kind": "gpu"}', True),
+        ('"device": {"kind": "cpu"}', False),
+    ):
+        file.write_text("{" + part + "}")
+        assert engine_config(asked, 0).async_scheduling is expected
 
 
 def test_a_map_of_queues_is_erlang_c(tmp_path: Path) -> None:
