@@ -2,20 +2,24 @@
 
 Run by hand, not by pytest::
 
-    python tests/bench/bench_device_time.py real [--device rtx4090] [--scale 0.5]
+    python tests/bench/bench_device_time.py real [--device rtx4090] [--scale 0.5] [--out DIR]
     python tests/bench/bench_device_time.py hold [--device rtx4090] [--replicas 2 4 6] [--scale 1]
+    python tests/bench/bench_device_time.py scenario --traffic mooncake --replicas 6 --out DIR
 
 ``real`` replays a measured run (``meta.json`` and ``requests.jsonl`` of a folder, prompts of its
-trace) through one vLLM engine in device time, and the same requests through the simulator.
-``hold`` starts replicas on Ray, loads each to a share of its capacity, and says how punctual
-steps were. Both print the load average beside every figure: on a machine that others use,
-lateness is theirs too.
+trace) through one vLLM engine in device time, and the same requests through the simulator;
+``--out`` keeps figures, stamps and a plot. ``hold`` starts replicas on Ray, loads each to a share
+of its capacity, and says how punctual steps were; ``scenario`` writes what it would ask as files
+for ``testbed run``. Both print the load average beside every figure:
+on a machine that others use, lateness is theirs too.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import csv
+import gzip
 import json
 import os
 import time
@@ -30,6 +34,7 @@ DATA = ROOT.parent / "shared" / "data"
 RUN = DATA / "gpu" / "rtx4090-llama-3.1-8b"
 TRACE = DATA / "traces" / "sharegpt" / "sharegpt-llama-3.1-8b-300-sps10.jsonl"
 RADIO = {"model": "power_law", "xi": 0.05, "alpha": 2.0}
+MOONCAKE = DATA / "traces" / "mooncake" / "conversation_trace.jsonl"
 PINNED_SHARE, OUTPUTS, BATCH = 0.3, 2048, 12.0
 FIGURES = ("mean", "p50", "p90", "p95", "p99")
 
@@ -147,7 +152,18 @@ def real(options: argparse.Namespace) -> dict[str, Any]:
     )
     recorded = read_trace(options.trace, block_size=facts.block_size)
     blocks, offsets = engine_blocks(recorded, facts.block_size)
-    result: dict[str, Any] = {"pace": vars(pace), "scale": options.scale, "load": [before, after]}
+    result: dict[str, Any] = {
+        "clock": facts.clock,
+        "what": "a measured run replayed through vLLM in device time and through the simulator",
+        "engine": {"name": facts.name, "version": facts.version, **facts.extra},
+        "pool": {"num_blocks": facts.num_blocks, "block_size": facts.block_size},
+        "requests": len(run.arrival),
+        "preemptions": load.preemptions,
+        "pace": {**vars(pace), "late_share": pace.late_share},
+        "time_scale": options.scale,
+        "load_average": {"before": before, "after": after},
+        "unit": "s",
+    }
     named = {
         "real GPU": (run.arrival, run.queued, run.first_token, run.finished),
         "device time": (rows[:, 0], rows[:, 1], rows[:, 3], rows[:, 4]),
@@ -182,7 +198,54 @@ def real(options: argparse.Namespace) -> dict[str, Any]:
         result[title] = {
             name: dict(zip(FIGURES, map(float, row), strict=True)) for name, row in shown.items()
         }
+    if options.out:
+        keep(options.out, result, run, named)
     return result
+
+
+def keep(folder: Path, result: dict[str, Any], run: Any, named: dict[str, Any]) -> None:
+    """Figures as JSON, every request's stamps as CSV, the laws of TTFT as SVG."""
+    from testbed.outcome import dump_json, write_atomically
+    from testbed.reporting.style import INK, PALETTE, panels, save, styled
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "device-time.json", dump_json(result, indent=True) + b"\n")
+    stamps = ("arrival", "queued", "first_token", "finished")
+    with gzip.open(folder / "requests.csv.gz", "wt", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["request", "input_tokens", "output_tokens"]
+            + [
+                f"{name.replace(' ', '_')}_{s}"
+                for name in ("real GPU", "device time")
+                for s in stamps
+            ]
+        )
+        for i, request in enumerate(run.names):
+            times = [f"{column[i]:.6f}" for n in ("real GPU", "device time") for column in named[n]]
+            writer.writerow([request, int(run.input_tokens[i]), int(run.output_tokens[i]), *times])
+
+    @styled
+    def draw() -> Any:
+        figure, axes = panels(1, 1)
+        axis = axes[0][0]
+        for (name, dash), colour in zip(
+            {"real GPU": "-", "device time": (0, (5, 2)), "simulator": (0, (1.2, 1.2))}.items(),
+            (INK, *PALETTE),
+            strict=False,
+        ):
+            _, queued, first, _ = named[name]
+            values = np.sort(first - queued)
+            share = np.arange(1, len(values) + 1) / len(values)
+            axis.step(values, share, where="post", label=name, linestyle=dash, color=colour)
+        axis.set_xlabel("TTFT from the engine's queue, s")
+        axis.set_ylabel("fraction of requests")
+        axis.set_ylim(0, 1)
+        axis.legend(loc="lower right")
+        figure.suptitle(f"{run.engine.device}: measured, vLLM in device time, simulated")
+        return figure
+
+    save(draw(), folder / "ttft.svg")
 
 
 # --- How many replicas fit --------------------------------------------------------------------
@@ -198,6 +261,8 @@ def question(device: str, traffic: str, replicas: int, load: float, scale: float
     from testbed.scenario import EngineSpec, Memory, Scenario, WorkloadSpec
     from testbed.theory import predict
     from testbed.workload.derivation import derive
+    from testbed.workload.forest import PrefixForest
+    from testbed.workload.scaling import scale_requests
     from testbed.workload.trace import read_trace
 
     record = Calibration.load(load_device(device).path)
@@ -209,23 +274,26 @@ def question(device: str, traffic: str, replicas: int, load: float, scale: float
         per_token=record.memory.kappa,
     )
     if traffic == "mooncake":
-        trace = read_trace(DATA / "traces" / "mooncake" / "conversation_trace.jsonl")
+        trace = read_trace(MOONCAKE)
         pool = record.memory.pool_bytes / record.memory.kappa
+        workload = WorkloadSpec(
+            trace=os.path.relpath(MOONCAKE, ROOT),
+            # What fits beside the deepest profile with its outputs; longer ones are counted.
+            max_tokens=min(engine.max_model_len, int((1 - PINNED_SHARE) * pool) - OUTPUTS),
+        )
+        kept = scale_requests(trace, PrefixForest.of(trace), workload, engine)
+        mean = float((kept.input_tokens + kept.output_tokens).mean())
         scenario = derive(
             trace,
             prefill=record.prefill_or_raise(),
-            memory=memory.model_copy(update={"per_sequence": 13000 * memory.per_token}),
+            memory=memory.model_copy(update={"per_sequence": mean * memory.per_token}),
             radio=RADIO,
             budget=PINNED_SHARE * memory.capacity,
             profiles=3,
             engine=engine,
-            workload=WorkloadSpec(
-                trace=str(DATA / "traces" / "mooncake" / "conversation_trace.jsonl"),
-                # What fits beside the deepest profile with its outputs; longer ones are counted.
-                max_tokens=min(engine.max_model_len, int((1 - PINNED_SHARE) * pool) - OUTPUTS),
-            ),
-            decode_seconds=lambda n: record.occupancy(max(n, 1.0), 12000.0, batch=2.0),
-            name="mooncake",
+            workload=workload,
+            decode_seconds=lambda n: record.occupancy(max(n, 1.0), mean, batch=2.0),
+            name=f"Mooncake on {replicas} x {device}",
         ).scenario
     else:
         types = [("chat", 0.7, 700, 220), ("document", 0.3, 2400, 120)]
@@ -267,6 +335,31 @@ def question(device: str, traffic: str, replicas: int, load: float, scale: float
     nearest = predict(scenario.replace(policy="nearest"))
     busiest = max(tier.utilisation for tier in nearest.tiers.values())
     return scenario.with_field("demand.intensity", scenario.demand.intensity * load / busiest)
+
+
+def write(options: argparse.Namespace) -> dict[str, Any]:
+    """The question of one load as scenario files, a policy each, for the commands of ``testbed``.
+
+    The paths in them are relative to the repository. ``simulate`` finds the engine model in them.
+    """
+    from cluster.devices import device_path
+    from testbed.routing.policies import POLICIES
+
+    asked = question(
+        options.device, options.traffic, options.replicas[0], options.load, options.scale[0]
+    )
+    record = os.path.relpath(device_path(options.device), ROOT)
+    asked = asked.with_field("engine.calibration", record)
+    asked = asked.replace(
+        simulation={"node_model": "engine", "nodes": options.replicas[0], "waits": "node"}
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+    for policy in POLICIES:
+        text = asked.replace(policy=policy).to_yaml()
+        (options.out / f"scenario-{policy}.yaml").write_text(text)
+    rate = asked.demand.intensity * options.replicas[0] / asked.nodes.density
+    print(f"{options.out}: {len(POLICIES)} scenarios, {rate:.3f} requests/s for all replicas")
+    return {"rate": rate}
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -365,16 +458,21 @@ def main() -> None:
     against.add_argument("--run", default=str(RUN))
     against.add_argument("--trace", default=str(TRACE))
     against.add_argument("--step-log", help="write one row a step here")
+    against.add_argument("--out", type=Path, help="folder for figures, stamps and a plot")
     against.set_defaults(do=real)
     fit = commands.add_parser("hold", help="how punctual some replicas are")
-    fit.add_argument("--replicas", type=int, nargs="+", default=[2, 4, 6])
-    fit.add_argument("--scale", type=float, nargs="+", default=[1.0])
-    fit.add_argument("--traffic", choices=("chat", "mooncake"), default="chat")
-    fit.add_argument("--load", type=float, default=0.6)
     fit.add_argument("--seconds", type=float, default=30.0)
     fit.add_argument("--policies", nargs="+", default=["load_aware"])
     fit.set_defaults(do=hold)
-    for command in (against, fit):
+    ask = commands.add_parser("scenario", help="what hold asks, as scenario files")
+    ask.add_argument("--out", type=Path, required=True)
+    ask.set_defaults(do=write)
+    for command in (fit, ask):
+        command.add_argument("--replicas", type=int, nargs="+", default=[2, 4, 6])
+        command.add_argument("--scale", type=float, nargs="+", default=[1.0])
+        command.add_argument("--traffic", choices=("chat", "mooncake"), default="chat")
+        command.add_argument("--load", type=float, default=0.6)
+    for command in (against, fit, ask):
         command.add_argument("--device", default="rtx4090")
         command.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
