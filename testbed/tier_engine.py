@@ -12,7 +12,7 @@ import numpy as np
 
 from testbed.errors import ScenarioError
 from testbed.scenario import Prefill, Profile, Scenario
-from testbed.step_time import OperatorStepTime, StepTime, read_step_time
+from testbed.step_time import OperatorStepTime, StepTime, read_async_scheduling, read_step_time
 
 
 class TierPrefill(NamedTuple):
@@ -75,6 +75,20 @@ def tier_step_times(scenario: Scenario) -> tuple[StepTime | OperatorStepTime, ..
                 f"profiles[{i}].calibration: missing, and there is no engine.calibration"
             )
     return tuple(read[file] for file in files if file is not None)
+
+
+def tier_lookahead(scenario: Scenario) -> tuple[bool, ...]:
+    """Whether every tier's engine forms a step while the one before it runs, by its calibration.
+
+    Raises
+    ------
+    CalibrationError
+        A calibration cannot be read.
+    """
+    shared = None if scenario.engine is None else scenario.engine.calibration
+    files = [shared if s.calibration is None else s.calibration for s in scenario.profiles]
+    read = {f: read_async_scheduling(f) for f in dict.fromkeys(files) if f is not None}
+    return tuple(f is not None and read[f] for f in files)
 
 
 def one_engine(scenario: Scenario, what: str) -> None:

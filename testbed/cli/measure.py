@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from calibration.command import calibrate
+from calibration.fidelity.command import fidelity
 from testbed.cli.common import Json, emit, log, page
 
 
@@ -110,6 +111,7 @@ def doctor(as_json: Json = False) -> None:
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "calibrate": calibrate,
+    "fidelity": fidelity,
     "validate": validate,
     "figures": figures,
     "doctor": doctor,

@@ -14,7 +14,7 @@ from testbed.step_time import AnyStepTime
 from testbed.theory.delay.base import TierLoad
 from testbed.theory.extensions.remote_fetch import retrieve
 from testbed.theory.prefill import prefill_saving, residual_prefill
-from testbed.tier_engine import tier_decode, tier_prefill
+from testbed.tier_engine import tier_decode, tier_lookahead, tier_prefill
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class System:
     radio : distance -> delay
     step_time : of the calibrated engine, or of each tier's, (S,), where there is one
     token_budget : of the engine
+    lookahead : the tier's engine forms a step while the one before it runs, (S,); absent: none does
     """
 
     types: tuple[str, ...]
@@ -57,6 +58,7 @@ class System:
     radio: RadioModel
     step_time: AnyStepTime | Sequence[AnyStepTime] | None = None
     token_budget: int | None = None
+    lookahead: Sequence[bool] | None = None
 
     @classmethod
     def from_scenario(
@@ -102,6 +104,7 @@ class System:
             radio=radio_model(scenario.radio, scenario.nodes.density),
             step_time=step_time,
             token_budget=None if scenario.engine is None else scenario.engine.token_budget,
+            lookahead=None if step_time is None else tier_lookahead(scenario),
         )
 
     @cached_property
@@ -142,6 +145,7 @@ class System:
             types=self.types,
             step_time=self.step_time[s] if isinstance(self.step_time, Sequence) else self.step_time,
             token_budget=self.token_budget,
+            lookahead=self.lookahead is not None and self.lookahead[s],
         )
 
     @cached_property

@@ -34,6 +34,7 @@ class TierLoad:
     concurrency : c_s, sequences at once
     profile, types : names of the tier and of the request types, for models made per tier
     step_time, token_budget : of the node's engine, where it has been calibrated
+    lookahead : the engine forms a step while the one before it runs
     """
 
     arrival_rate: float
@@ -48,6 +49,7 @@ class TierLoad:
     types: tuple[str, ...] = ()
     step_time: AnyStepTime | None = None
     token_budget: int | None = None
+    lookahead: bool = False
 
     @cached_property
     def mean_service(self) -> float:

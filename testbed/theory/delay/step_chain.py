@@ -7,6 +7,10 @@ state is the occupation of the slots (:class:`SequenceSlots`), whether a prompt 
 many prompts are not yet whole. From the stationary law the time to first token follows by tagging
 an arrival: the rest of the step under way, the steps until its turn, its own step.
 
+An engine that forms a step while the one before it runs (vLLM on a GPU) is the same chain with two
+differences: a request that could join the next step finds it formed, and waits for a step of
+decodes more; and a slot is free a step later than its request ended.
+
 What is approximated: lengths of waiting prompts are independent of the time they waited; what is
 left of a cut prompt follows renewal theory; generated lengths are Erlang with as many stages as
 ``MOST_OCCUPATIONS`` leaves room for; step times of one batch are a law of two points with the
@@ -70,6 +74,8 @@ class Chain:
     alone : (Q,) unloaded time to first token by the step time, s
     slots : occupations of the sequence slots
     batch : what a step completes
+    stages : Erlang stages of a request's stay in its slot
+    lookahead : steps are formed while the one before runs
     """
 
     mix: PromptMix
@@ -77,6 +83,7 @@ class Chain:
     slots: SequenceSlots
     batch: PrefillBatch
     stages: int
+    lookahead: bool = False
 
     @classmethod
     def of(cls, load: TierLoad, output_scv: float, most: int = MOST_OCCUPATIONS) -> Chain:
@@ -90,8 +97,10 @@ class Chain:
         alone = np.array(
             [chunked(step_time, n, h, budget) for n, h in zip(new, cached, strict=True)]
         )
-        mean = float(load.weights @ outputs)
-        second = float(load.weights @ (outputs**2 * (1.0 + output_scv)))
+        # Scheduling ahead, the end of a request is known when the next step is formed already.
+        held = outputs + (outputs > 1.0) * float(load.lookahead)
+        mean = float(load.weights @ held)
+        second = float(load.weights @ (held**2 + outputs**2 * output_scv))
         stages = stage_count(mean, second / mean**2 - 1.0, load.concurrency, most)
         later = load.weights * (outputs - 1.0)
         context = 0.0
@@ -103,6 +112,7 @@ class Chain:
             SequenceSlots.of(load.concurrency, stages, min(stages / mean, 1.0)),
             prefill_batch(step_time.packed, mix, load.concurrency, budget, context),
             stages,
+            load.lookahead,
         )
 
     @property
@@ -242,9 +252,12 @@ class Stationary:
             s, present, batch.fits, batch.cut, batch.own_whole[q], batch.own_share[q]
         )
         whole, cut = kernel.step_transforms(s, batch.whole, batch.share, batch.cut)
-        before = kernel.remaining(
+        formed = np.ones((chain.count + 1, s.size), dtype=np.complex128)
+        if chain.lookahead:
+            formed[1:] = whole[1:, 0, 0]
+        _, before = kernel.remaining(
             slots.start, slots.target, slots.probability, slots.occupied, slots.joined,
-            batch.fits, batch.own_fits[q], own, whole, cut, batch.left, self.law.shape[2],
+            batch.fits, batch.own_fits[q], own, whole, cut, batch.left, self.law.shape[2], formed,
         )  # fmt: skip
         busy = kernel.arriving(
             s, self.rate, self.law, slots.occupied, slots.joined, batch.fits, batch.whole,
@@ -448,7 +461,10 @@ class StepChain(DelayModel):
             np.asarray(load.new_tokens).tobytes(),
             np.asarray(load.cached_tokens).tobytes(),
             np.asarray(load.output_tokens).tobytes(),
-            bytes(f"{load.concurrency} {load.token_budget} {id(load.step_time)}", "ascii"),
+            bytes(
+                f"{load.concurrency} {load.token_budget} {load.lookahead} {id(load.step_time)}",
+                "ascii",
+            ),
         )
         if key not in self._curves:
             if len(self._curves) > 256:

@@ -323,10 +323,14 @@ def remaining(
     cut: np.ndarray,
     left: np.ndarray,
     levels: int,
-) -> np.ndarray:
-    """E[e^(−s·time to the first token)] at a step's end, (L + 1, V, F, N), by position j ≥ 1.
+    formed: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """E[e^(−s·time to the first token)] at a step's end, (L + 1, V, F, N), by position j ≥ 1; and
+    the same at the end of the step in which it arrived.
 
     ``own``, ``whole`` and ``cut`` are transforms; ``own_fits`` is P(the j-th fits) for its type.
+    ``formed`` (c + 1, N) is the transform of the step that was formed before the request arrived
+    and runs before the first one that can take it in; 1 where steps are formed when they start.
     Positions are solved upwards and, within one, occupations in their order: a step leads to lower
     ones, or to the same state.
     """
@@ -335,7 +339,9 @@ def remaining(
     kinds = fits.shape[1]
     size = own.shape[3]
     before = np.zeros((levels + 1, states, kinds, size), dtype=np.complex128)
+    first = np.zeros((levels + 1, states, kinds, size), dtype=np.complex128)
     after = np.zeros((states, kinds, size), dtype=np.complex128)
+    at_once = np.zeros((states, kinds, size), dtype=np.complex128)
     value = np.zeros(size, dtype=np.complex128)
     again = np.zeros(size, dtype=np.complex128)
     for j in range(1, levels + 1):
@@ -359,10 +365,12 @@ def remaining(
                         continue
                     value[:] = 0.0
                     again[:] = 0.0
+                    at_once[v, f] = 0.0
                     if j <= free:
                         p = own_fits[n, f, j]
                         for a in range(size):
                             value[a] += p * own[n, f, j, a]
+                            at_once[v, f, a] = p * own[n, f, j, a] * (formed[n, a] - 1.0)
                     else:
                         p = fits[n, f, free]
                         if free > 0:
@@ -408,7 +416,8 @@ def remaining(
                 for f in range(kinds):
                     for a in range(size):
                         before[j, u, f, a] += p * after[v, f, a]
-    return before
+                        first[j, u, f, a] += p * (after[v, f, a] + at_once[v, f, a])
+    return before, first
 
 
 @numba.njit(cache=True)
