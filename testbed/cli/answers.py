@@ -21,6 +21,14 @@ def predict(
         str | None,
         typer.Option("--delay-model", help="instead of the scenario's; all: every one beside it"),
     ] = None,
+    extension: Annotated[
+        str | None,
+        typer.Option(
+            "--extension",
+            help="replace a part: bandwidth (shared radio), cell_load (each node's own cell), "
+            "shared_blocks (KV blocks counted once)",
+        ),
+    ] = None,
     sweep: Annotated[
         str | None, typer.Option("--sweep", help="FIELD=from:to:count, any numeric field")
     ] = None,
@@ -41,20 +49,22 @@ def predict(
         if plot is not None:
             raise ScenarioError("--plot: draws a sweep; give one with --sweep")
         if delay_model == "all":
-            _every_model(question, as_json)
+            _every_model(question, extension, as_json)
         else:
-            answer(ask(question, delay_model=delay_model), as_json, out)
+            answer(ask(question, delay_model=delay_model, extension=extension), as_json, out)
         return
     from testbed.cli.sweeps import show_sweep
 
-    show_sweep(question, sweep, delay_model=delay_model, as_json=as_json, plot=plot)
+    show_sweep(
+        question, sweep, delay_model=delay_model, extension=extension, as_json=as_json, plot=plot
+    )
 
 
-def _every_model(question: Scenario, as_json: bool) -> None:
+def _every_model(question: Scenario, extension: str | None, as_json: bool) -> None:
     """All delay models side by side; those that cannot apply with the reason."""
     from testbed.theory.predict_all import predict_all
 
-    outcomes, left_out = predict_all(question)
+    outcomes, left_out = predict_all(question, extension=extension)
     if as_json:
         emit({"outcomes": [o.model_dump() for o in outcomes], "left_out": left_out})
         return
@@ -93,13 +103,20 @@ def simulate(
         int, typer.Option("--replications", min=1, help="independent runs, a process each")
     ] = 1,
     space: Annotated[str | None, typer.Option("--space", help="palm or torus")] = None,
+    node_model: Annotated[
+        str | None,
+        typer.Option("--node-model", help="engine (its step loop), exponential, measured, …"),
+    ] = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="replications as Ray tasks, not processes")
     ] = False,
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Answer a scenario by discrete events in virtual time."""
+    """Answer a scenario by discrete events in virtual time.
+
+    Example: testbed simulate scenario.yaml --node-model engine --requests 20000
+    """
     from contextlib import ExitStack
 
     from rich.progress import Progress
@@ -109,6 +126,8 @@ def simulate(
     question = load_scenario(scenario)
     if space not in (None, "palm", "torus"):
         raise ScenarioError(f"--space: {space!r} is neither palm nor torus")
+    if node_model is not None:
+        question = question.with_field("simulation.node_model", node_model)
     with ExitStack() as stack:
         executor = None
         if ray:
