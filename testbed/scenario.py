@@ -134,6 +134,14 @@ class Memory(Part):
     per_sequence: Positive = Field(description="m_run, bytes per active sequence (Theory A9)")
     per_token: Positive = Field(description="κ, bytes per cached token (Theory A4)")
 
+    def concurrency(self, persistent_bytes: float = 0.0) -> int:
+        """c = floor((M − B)/m_run), sequences at once beside B pinned bytes (Theory A9).
+
+        The quotient gets a relative slack of 1e-12 so that an exact multiple written in decimal
+        does not lose a sequence to rounding.
+        """
+        return math.floor((self.capacity - persistent_bytes) / self.per_sequence * (1 + 1e-12))
+
 
 class RequestType(Part):
     """Theory A2: one path of the prefix forest, or the mean of a cluster of paths."""
@@ -446,13 +454,8 @@ class Scenario(Part):
         return self
 
     def concurrency(self, profile: Profile) -> int:
-        """c_s = floor((M − B_s)/m_run) (Theory A9), capped by the engine's sequence limit.
-
-        The quotient gets a relative slack of 1e-12 so that an exact multiple written in decimal
-        does not lose a sequence to rounding.
-        """
-        free = self.memory.capacity - profile.persistent_bytes
-        c = math.floor(free / self.memory.per_sequence * (1 + 1e-12))
+        """c_s (Theory A9), capped by the engine's sequence limit."""
+        c = self.memory.concurrency(profile.persistent_bytes)
         return c if self.engine is None else min(c, self.engine.max_sequences)
 
     # -- in and out --

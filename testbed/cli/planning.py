@@ -38,6 +38,28 @@ def plan(
     parts: Annotated[
         int, typer.Option("--parts", min=1, help="the grid's steps of a fraction: 1/parts")
     ] = 20,
+    periods: Annotated[
+        Path | None,
+        typer.Option("--periods", help="placements over these periods (YAML list), with --budget"),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", help="bytes a node may load per period: 2GB")
+    ] = None,
+    memory_nodes: Annotated[
+        float | None,
+        typer.Option("--memory-nodes", help="per km², holding the profiles in the nodes' stead"),
+    ] = None,
+    memory_path: Annotated[
+        float | None,
+        typer.Option("--memory-path", help="ξ between compute and memory node, s·km^-α"),
+    ] = None,
+    next_turn: Annotated[
+        float | None,
+        typer.Option("--next-turn", help="new tokens of a session's next turn: stay or follow?"),
+    ] = None,
+    after: Annotated[
+        float, typer.Option("--after", help="s that users have moved until the next turn")
+    ] = 60.0,
     memory_budget: Annotated[
         str | None, typer.Option("--memory-budget", help="mean pinned bytes per node: 8GB")
     ] = None,
@@ -56,29 +78,54 @@ def plan(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Plan a fleet: placement of the profiles (Theory F2) or density of the nodes (Theory F3).
+    """Plan a fleet: placement (Theory F2), density (F3), periods (H9), memory nodes (H7), handover.
 
-    Example: testbed plan paper-baseline --density --coverage 0.8
+    Examples: testbed plan paper-baseline --density --coverage 0.8;
+    testbed plan paper-baseline --periods day.yaml --budget 100MB --parts 10
     """
+    from testbed.cli.fleet import next_turns, over_periods, with_memory_nodes
     from testbed.outcome import write_atomically
     from testbed.theory.constraints import PlacementSet
     from testbed.theory.density import plan_density
     from testbed.theory.placement import plan_placement
     from testbed.workload.proposal import parse_bytes
 
-    if placement == density:
-        raise ScenarioError("plan: one of --placement and --density")
+    extended = (periods, memory_nodes, next_turn)
+    if [placement, density, *(mode is not None for mode in extended)].count(True) != 1:
+        raise ScenarioError(
+            "plan: one of --placement, --density, --periods, --memory-nodes and --next-turn"
+        )
     if density and coverage is None:
         raise ScenarioError("--density: needs --coverage, the share of requests in time")
+    if periods is not None and budget is None:
+        raise ScenarioError("--periods: needs --budget, the bytes a node may load per period")
+    if out is not None and not (placement or density):
+        raise ScenarioError("--out: goes with --placement or --density")
     question = load_scenario(scenario)
-    if placement:
-        allowed = PlacementSet.of(
-            question,
-            memory_budget=None if memory_budget is None else parse_bytes(memory_budget),
-            least_fallback=least_fallback,
-            deep=tuple(deep or ()),
-            most_deep=most_deep,
-        )
+    planned = question
+    allowed = PlacementSet.of(
+        question,
+        memory_budget=None if memory_budget is None else parse_bytes(memory_budget),
+        least_fallback=least_fallback,
+        deep=tuple(deep or ()),
+        most_deep=most_deep,
+    )
+    if periods is not None:
+        assert budget is not None
+        with log().status("searching placements over the periods"):
+            document, lines = over_periods(
+                question,
+                periods,
+                allowed,
+                budget=parse_bytes(budget),
+                parts=parts,
+                deadline=deadline,
+            )
+    elif memory_nodes is not None:
+        document, lines = with_memory_nodes(question, memory_nodes, memory_path)
+    elif next_turn is not None:
+        document, lines = next_turns(question, next_turn, after)
+    elif placement:
         with log().status("searching placements"):
             found = plan_placement(
                 question,
@@ -105,7 +152,6 @@ def plan(
         with log().status("searching densities"):
             least = plan_density(question, coverage, deadline=deadline, delay_model=delay_model)
         document = least.to_dict()
-        planned = question
         if least.density is not None:
             planned = question.with_field("nodes.density", least.density)
             lines = [f"{least.density:.6g} nodes per km²: coverage {least.coverage:.4f}"]

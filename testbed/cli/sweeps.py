@@ -13,6 +13,7 @@ def show_sweep(
     text: str,
     *,
     delay_model: str | None,
+    extension: str | None,
     as_json: bool,
     plot: Path | None,
 ) -> None:
@@ -21,7 +22,7 @@ def show_sweep(
     from testbed.theory.sweep import parse_sweep, sweep
 
     field, values = parse_sweep(text)
-    outcomes = sweep(scenario, field, values, delay_model=delay_model)
+    outcomes = sweep(scenario, field, values, delay_model=delay_model, extension=extension)
     if plot is not None:
         draw_sweep(field, values, outcomes, plot)
     if as_json:

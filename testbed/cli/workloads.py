@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from testbed.cli.common import Json, TraceFile, emit, load_scenario, log, page
+from testbed.errors import ScenarioError
 
 Format = Annotated[
     str | None, typer.Option("--format", help="reader's name, if content does not tell")
@@ -68,21 +69,26 @@ def profiles(
         int | None,
         typer.Option("--min-support", min=1, help="least requests a prefix must have (privacy)"),
     ] = None,
+    supports: Annotated[
+        str | None,
+        typer.Option("--supports", help="what minimum supports would cost: 2,5,10 (privacy)"),
+    ] = None,
     format: Format = None,
     skip_bad: SkipBad = False,
     as_json: Json = False,
 ) -> None:
     """Candidate cache profiles of a trace: scored, pruned of dominated ones, written on demand."""
-    from testbed.errors import ScenarioError
     from testbed.outcome import write_atomically
+    from testbed.theory.extensions.privacy import observed_value
     from testbed.workload.profiles import MIN_SUPPORT
-    from testbed.workload.proposal import parse_bytes, profiles_into, propose
+    from testbed.workload.proposal import EXAMPLE_PREFILL, parse_bytes, profiles_into, propose
     from testbed.workload.trace import read_trace
 
     if out is not None and scenario is None:
         raise ScenarioError("--out: needs --scenario, whose profiles are replaced")
     given = None if scenario is None else load_scenario(scenario)
     size = parse_bytes(budget)
+    thresholds = [] if supports is None else _thresholds(supports)
     support = MIN_SUPPORT if min_support is None else min_support
     console = log()
     with console.status(f"reading {file}"):
@@ -96,6 +102,10 @@ def profiles(
                 "workload": given.workload,
             }
         proposal = propose(source, budget=size, count=count, min_support=support, **measured)
+        prices = []
+        if thresholds:
+            prefill = measured.get("prefill", EXAMPLE_PREFILL)
+            prices = observed_value(source, prefill, thresholds).to_dict()
     if out is not None and given is not None:
         from testbed.scenario import WorkloadSpec
 
@@ -112,11 +122,27 @@ def profiles(
         write_atomically(out, written.to_yaml())
         console.print(f"scenario: {out}", style="dim")
     if as_json:
-        emit(proposal.to_dict())
+        emit({**proposal.to_dict(), **({"supports": prices} if prices else {})})
         return
     from testbed.reporting.trace_tables import render_profiles
 
-    render_profiles(page(), proposal, assumed=given is None)
+    console = page()
+    render_profiles(console, proposal, assumed=given is None)
+    for row in prices:
+        console.print(
+            f"advertised only with {row['support']} requests or more: {row['advertised']:.0f} "
+            f"prefixes, {100 * row['loss']:.1f} % of the possible saving is lost"
+        )
+
+
+def _thresholds(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ScenarioError(f"--supports: {text!r} is not a list of whole numbers >= 1")
+    return found
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"trace": trace, "profiles": profiles}

@@ -207,6 +207,8 @@ def command(outcome: Outcome) -> str:
     text = f"testbed {verb} scenario.yaml"
     if outcome.delay_model and outcome.delay_model != outcome.scenario.get("delay_model"):
         text += f" --delay-model {plain(outcome.delay_model)}"
+    if extension := outcome.extra.get("extension"):
+        text += f" --extension {plain(str(extension))}"
     if outcome.requests is not None:
         text += f" --requests {outcome.requests.sent}"
     return text if outcome.seed is None else f"{text} --seed {outcome.seed}"

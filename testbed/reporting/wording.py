@@ -135,7 +135,8 @@ def load(intensity: float | None) -> str:
 def answer(outcome: Outcome) -> str:
     """What gave the figures and on which clock: ``measured · device time``."""
     if outcome.kind == "predicted":
-        return f"predicted · {plain(outcome.delay_model)}" if outcome.delay_model else "predicted"
+        parts = (outcome.delay_model, outcome.extra.get("extension"))
+        return " · ".join(["predicted", *(plain(str(part)) for part in parts if part)])
     return f"{outcome.kind} · {CLOCKS[outcome.clock] or outcome.clock}"
 
 

@@ -101,7 +101,7 @@ def move_bytes(scenario: Scenario) -> np.ndarray:
     """Bytes that a node of profile s loads to become t, (S, S) (Theory G4).
 
     What both hold of each prefix family is there already: the smaller of the two reusable depths
-    of its types, the deepest over the family, κ bytes a token.
+    of its types, the deepest over the family, κ bytes a token, and no more than s pins at all.
     """
     profiles = scenario.profiles
     families = sorted({q.prefix_family for q in scenario.requests})
@@ -117,5 +117,6 @@ def move_bytes(scenario: Scenario) -> np.ndarray:
                 for family in families
             )
             if i != j:
-                bytes_[i, j] = max(0.0, t.persistent_bytes - shared * scenario.memory.per_token)
+                there = min(shared * scenario.memory.per_token, s.persistent_bytes)
+                bytes_[i, j] = max(0.0, t.persistent_bytes - there)
     return bytes_

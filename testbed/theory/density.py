@@ -11,11 +11,11 @@ from scipy.optimize import brentq
 
 from testbed.errors import ScenarioError
 from testbed.radio import PowerLaw, radio_model
-from testbed.routing.policies import Policy, get_policy
+from testbed.routing.policies import Policy
 from testbed.scenario import Radio, Scenario
-from testbed.theory.delay.base import DelayModel, get_delay_model
+from testbed.theory.delay.base import DelayModel
 from testbed.theory.operating_point import OperatingPoint, solve
-from testbed.theory.predict import latency_at
+from testbed.theory.predict import latency_at, pose
 from testbed.theory.system import System
 
 _REACH = 2.0**40
@@ -124,9 +124,7 @@ def plan_density(
         deadline = scenario.targets.coverage_at[-1]
     if not 0 < deadline < np.inf:
         raise ScenarioError(f"deadline: {deadline:g} is not a number of seconds > 0")
-    policy = get_policy(scenario.policy)
-    model = get_delay_model(delay_model if delay_model is not None else scenario.delay_model)
-    system = System.from_scenario(scenario)
+    system, policy, model = pose(scenario, delay_model=delay_model)
     value = _Coverage(system, scenario.radio, policy, model, deadline)
     limit = limit_coverage(system, policy, deadline)
     start = scenario.nodes.density

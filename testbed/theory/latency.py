@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -102,6 +103,11 @@ class Latency:
         none = np.zeros(self.system.shape)
         joint = coverage_kernel(self.point.costs, area, power, self.deadline(seconds), none, none)
         return float(self.system.probability @ joint.sum(axis=1))
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Figures that only an extension has, plain values for the outcome (Theory H)."""
+        return {}
 
     @property
     def lost(self) -> bool:

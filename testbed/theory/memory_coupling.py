@@ -2,8 +2,9 @@
 
 The paper gives every active sequence the same m_run bytes, whatever its profile. A paged engine
 does not allocate a shared prefix again: a request that reuses h of its L tokens takes blocks for
-L − h and its outputs only, so concurrency depends on profile and mix. Both accountings are here;
-``tests/unit/test_memory_coupling.py`` shows that vLLM's block pool follows the second.
+L − h and its outputs only, so concurrency depends on profile and mix. The first accounting is
+:meth:`~testbed.scenario.Memory.concurrency`, the second stands here;
+``tests/unit/test_memory_coupling.py`` shows that vLLM's block pool follows it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,10 @@ import math
 
 import numpy as np
 
-from testbed.scenario import Memory, Profile, RequestType, Scenario
+from testbed.scenario import Profile, RequestType, Scenario
 
 _SLACK = 1e-12
 """Relative, so that an exact multiple written in decimal does not lose a sequence."""
-
-
-def constant_concurrency(memory: Memory, profile: Profile) -> int:
-    """c_s = ⌊(M − B_s)/m_run⌋ (Theory A9)."""
-    free = memory.capacity - profile.persistent_bytes
-    return math.floor(free / memory.per_sequence * (1.0 + _SLACK))
 
 
 def footprint_blocks(request: RequestType, reusable: float, block_size: int) -> int:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from testbed.errors import ScenarioError
-from testbed.routing.policies import Policy, get_policy
+from testbed.routing.policies import Policy
 from testbed.scenario import Scenario
 from testbed.seeds import generator
 from testbed.theory.constraints import PlacementSet
-from testbed.theory.delay.base import DelayModel, get_delay_model
+from testbed.theory.delay.base import DelayModel
 from testbed.theory.operating_point import OperatingPoint, solve
-from testbed.theory.predict import latency_at
+from testbed.theory.predict import latency_at, pose
 from testbed.theory.system import System
 
 _TOLERANCE = 1e-8
@@ -86,10 +86,7 @@ def objective(
         if not scenario.targets.coverage_at:
             raise ScenarioError("targets.coverage_at: a placement needs a deadline to meet")
         target = scenario.targets.coverage_at[-1]
-    name = delay_model if delay_model is not None else scenario.delay_model
-    return Objective(
-        System.from_scenario(scenario), get_policy(scenario.policy), get_delay_model(name), target
-    )
+    return Objective(*pose(scenario, delay_model=delay_model), target)
 
 
 def spsa(

@@ -9,7 +9,7 @@ import numpy as np
 
 from testbed.outcome import Curve, Outcome, Tier, Ttft, figure_key
 from testbed.radio import PowerLaw
-from testbed.routing.policies import get_policy
+from testbed.routing.policies import Policy, get_policy
 from testbed.scenario import Scenario
 from testbed.step_time import AnyStepTime
 from testbed.theory.delay.base import DelayModel, ExcessDelay, get_delay_model
@@ -26,6 +26,7 @@ def predict(
     scenario: Scenario,
     *,
     delay_model: str | None = None,
+    extension: str | None = None,
     step_time: AnyStepTime | Sequence[AnyStepTime] | None = None,
 ) -> Outcome:
     """The scenario's outcome by the analytical model (Theory A-E).
@@ -34,6 +35,8 @@ def predict(
     ----------
     scenario : what is asked
     delay_model : a registered delay model instead of ``scenario.delay_model``
+    extension : a part of the baseline to replace (Theory H): a name of
+        :data:`testbed.theory.extensions.registry.EXTENSIONS`
     step_time : of the nodes' engine, or of each tier's, for the delay models that use it; default:
         those of ``engine.calibration`` and ``profiles[*].calibration``
 
@@ -49,13 +52,28 @@ def predict(
     0.692
     """
     name = delay_model if delay_model is not None else scenario.delay_model
-    return assemble(scenario, name, locate(scenario, delay_model=name, step_time=step_time))
+    found = locate(scenario, delay_model=name, extension=extension, step_time=step_time)
+    return assemble(scenario, name, found)
+
+
+def pose(
+    scenario: Scenario,
+    *,
+    delay_model: str | None = None,
+    step_time: AnyStepTime | Sequence[AnyStepTime] | None = None,
+) -> tuple[System, Policy, DelayModel]:
+    """What a solver needs of a scenario: arrays, policy and delay model; as :func:`predict`."""
+    model = get_delay_model(delay_model if delay_model is not None else scenario.delay_model)
+    if step_time is None and model.uses_step_time and scenario.engine is not None:
+        step_time = tier_step_times(scenario)
+    return System.from_scenario(scenario, step_time), get_policy(scenario.policy), model
 
 
 def locate(
     scenario: Scenario,
     *,
     delay_model: str | None = None,
+    extension: str | None = None,
     step_time: AnyStepTime | Sequence[AnyStepTime] | None = None,
     start: OperatingPoint | None = None,
 ) -> Latency:
@@ -64,22 +82,34 @@ def locate(
     ``start`` is the operating point of a neighbouring scenario, to start from; the rest as in
     :func:`predict`.
     """
-    model = get_delay_model(delay_model if delay_model is not None else scenario.delay_model)
-    if step_time is None and model.uses_step_time and scenario.engine is not None:
-        step_time = tier_step_times(scenario)
-    system = System.from_scenario(scenario, step_time)
+    system, policy, model = pose(scenario, delay_model=delay_model, step_time=step_time)
+    if extension is not None:
+        from testbed.theory.extensions.registry import get_extension
+
+        return get_extension(extension)(scenario, system, policy, model)
     if start is not None and start.wait.shape != system.shape:
         start = None
-    point = solve(
+    return latency_at(system, settle(scenario, system, policy, model, start=start), model)
+
+
+def settle(
+    scenario: Scenario,
+    system: System,
+    policy: Policy,
+    model: DelayModel,
+    *,
+    start: OperatingPoint | None = None,
+) -> OperatingPoint:
+    """The operating point by the scenario's own solver settings."""
+    return solve(
         system,
-        get_policy(scenario.policy),
+        policy,
         model,
         damping=scenario.solver.damping,
         tolerance=scenario.solver.tolerance,
         max_iterations=scenario.solver.max_iterations,
         start=start,
     )
-    return latency_at(system, point, model)
 
 
 def latency_at(system: System, point: OperatingPoint, model: DelayModel) -> Latency:
@@ -134,7 +164,7 @@ def assemble(scenario: Scenario, delay_model: str, latency: Latency) -> Outcome:
         capacity_margin=system.capacity_margin,
         curve=Curve(seconds=tuple(seconds.tolist()), probability=tuple(probability.tolist())),
         warnings=tuple(warnings),
-        extra={"convergence": _history(system, point)},
+        extra={"convergence": _history(system, point), **latency.details},
     )
 
 
@@ -147,8 +177,14 @@ def _tier(system: System, point: OperatingPoint, s: int, law: ExcessDelay | None
         service_rate=load.service_rate,
         utilisation=float(point.utilisation[s]),
         wait_probability=1.0 if law is None else float(law.wait_probability),
-        mean_wait=float("inf") if law is None else float(load.weights @ law.mean),
+        mean_wait=float("inf") if law is None else _mixture(load.weights, law.mean),
     )
+
+
+def _mixture(weights: np.ndarray, mean: np.ndarray) -> float:
+    """Σ w·m over the types that come at all: 0·inf is not a number."""
+    used = weights > 0
+    return float(weights[used] @ mean[used])
 
 
 def _history(system: System, point: OperatingPoint) -> dict[str, Any]:

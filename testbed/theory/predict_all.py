@@ -11,19 +11,21 @@ from testbed.theory.predict import predict
 
 
 def predict_all(
-    scenario: Scenario, *, step_time: AnyStepTime | None = None
+    scenario: Scenario, *, extension: str | None = None, step_time: AnyStepTime | None = None
 ) -> tuple[list[Outcome], dict[str, str]]:
     """Outcomes of all delay models that apply, and why each of the others does not.
 
-    ``step_time`` is the engine's; default: the one of ``engine.calibration``. The order is that of
-    the registry, the scenario's own model first.
+    ``extension`` and ``step_time`` as in :func:`~testbed.theory.predict.predict`. The order is that
+    of the registry, the scenario's own model first.
     """
     own = scenario.delay_model
     names = [own, *(name for name in DELAY_MODELS if name != own.partition(":")[0])]
     outcomes, left_out = [], {}
     for name in names:
         try:
-            outcomes.append(predict(scenario, delay_model=name, step_time=step_time))
+            outcomes.append(
+                predict(scenario, delay_model=name, extension=extension, step_time=step_time)
+            )
         except ScenarioError as error:
             left_out[name] = str(error).removeprefix("delay_model: ")
     return outcomes, left_out

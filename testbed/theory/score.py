@@ -79,8 +79,7 @@ def marginal_depth(scenario: Scenario, arrival_rate: float) -> tuple[DepthChoice
             total=float(p @ residual) + wait,
         )
 
-    concurrency = int(np.floor(memory.capacity / memory.per_sequence * (1 + 1e-12)))
-    steps = [at(0.0, concurrency)]
+    steps = [at(0.0, memory.concurrency())]
     longest = float(tokens.max())
     while steps[-1].depth < longest and steps[-1].concurrency >= 1:
         last = steps[-1]

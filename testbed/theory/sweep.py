@@ -76,14 +76,15 @@ def sweep(
     values: Sequence[float] | np.ndarray,
     *,
     delay_model: str | None = None,
+    extension: str | None = None,
 ) -> list[Outcome]:
-    """The outcome at each value of ``field``, in order."""
+    """The outcome at each value of ``field``, in order; the rest as in ``predict``."""
     outcomes = []
     start: OperatingPoint | None = None
     for value in values:
         asked = with_value(scenario, field, float(value))
         name = delay_model if delay_model is not None else asked.delay_model
-        latency = locate(asked, delay_model=name, start=start)
+        latency = locate(asked, delay_model=name, extension=extension, start=start)
         # An overloaded point is no help to its neighbour: its waits are penalties.
         start = latency.point if latency.point.feasible and latency.point.converged else None
         outcomes.append(assemble(asked, name, latency))

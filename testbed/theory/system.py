@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from testbed.radio import RadioModel, radio_model
 from testbed.scenario import Scenario
 from testbed.step_time import AnyStepTime
 from testbed.theory.delay.base import TierLoad
-from testbed.theory.extensions.remote_fetch import retrieve
+from testbed.theory.extensions.remote_fetch import Retrieval, retrieve
 from testbed.theory.prefill import prefill_saving, residual_prefill
 from testbed.tier_engine import tier_decode, tier_lookahead, tier_prefill
 
@@ -39,6 +39,7 @@ class System:
     step_time : of the calibrated engine, or of each tier's, (S,), where there is one
     token_budget : of the engine
     lookahead : the tier's engine forms a step while the one before it runs, (S,); absent: none does
+    fetch : what each request does about state that other present profiles hold (Theory H6)
     """
 
     types: tuple[str, ...]
@@ -59,6 +60,7 @@ class System:
     step_time: AnyStepTime | Sequence[AnyStepTime] | None = None
     token_budget: int | None = None
     lookahead: Sequence[bool] | None = None
+    fetch: Callable[..., Retrieval] | None = None
 
     @classmethod
     def from_scenario(
@@ -74,15 +76,17 @@ class System:
         residual = residual_prefill(prefill, tokens[:, None], reusable)
         saving = prefill_saving(prefill, tokens[:, None], reusable)
         spec = scenario.simulation
+        fetch = None
         if spec is not None and spec.backhaul is not None:
-            found = retrieve(
+            fetch = partial(
+                retrieve,
                 prefill,
                 tokens,
                 reusable,
-                fraction > 0,
-                scenario.memory.per_token,
-                spec.backhaul,
+                per_token=scenario.memory.per_token,
+                backhaul=spec.backhaul,
             )
+            found = fetch(present=fraction > 0)
             whole = residual + saving
             residual, reusable = found.residual, found.reusable
             saving = whole - residual
@@ -105,6 +109,7 @@ class System:
             step_time=step_time,
             token_budget=None if scenario.engine is None else scenario.engine.token_budget,
             lookahead=None if step_time is None else tier_lookahead(scenario),
+            fetch=fetch,
         )
 
     @cached_property
@@ -118,8 +123,20 @@ class System:
         return len(self.types), len(self.names)
 
     def with_fraction(self, fraction: np.ndarray) -> System:
-        """The same system under another placement π, (S,)."""
-        return replace(self, fraction=np.asarray(fraction, dtype=float))
+        """The same system under another placement π, (S,); only present profiles can be fetched."""
+        fraction = np.asarray(fraction, dtype=float)
+        present = fraction > 0
+        if self.fetch is None or (present == (self.fraction > 0)).all():
+            return replace(self, fraction=fraction)
+        found = self.fetch(present=present)
+        return replace(
+            self,
+            fraction=fraction,
+            reusable=found.reusable,
+            residual=found.residual,
+            saving=self.residual + self.saving - found.residual,
+            occupancy=self.occupancy - self.residual + found.residual,
+        )
 
     def tier_load(self, association: np.ndarray, s: int) -> TierLoad:
         """The load of one node of tier s under A_sq, (Q, S) (Theory B1-B4).

@@ -103,6 +103,19 @@ def test_a_profile_that_no_node_holds_cannot_be_fetched():
     assert found.mode[0, 0] == LOCAL
 
 
+def test_another_placement_fetches_from_what_it_deploys():
+    scenario = with_backhaul(rate=1e10)
+    base = System.from_scenario(scenario)
+    data = scenario.to_dict()
+    for mix in ((0.5, 0.5, 0.0), (0.7, 0.0, 0.3), (1.0, 0.0, 0.0)):
+        for profile, share in zip(data["profiles"], mix, strict=True):
+            profile["fraction"] = share
+        asked = System.from_scenario(type(scenario).from_dict(data))
+        moved = base.with_fraction(np.array(mix))
+        for name in ("residual", "reusable", "saving", "occupancy"):
+            np.testing.assert_allclose(getattr(moved, name), getattr(asked, name), rtol=1e-12)
+
+
 def test_theory_and_simulation_share_every_number():
     scenario = with_backhaul(rate=4e8, latency=0.02, decompression=2e-10, interference=0.5)
     theory, simulated = System.from_scenario(scenario), SimulatedSystem.of(scenario)

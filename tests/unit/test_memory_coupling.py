@@ -7,7 +7,7 @@ import pytest
 
 from testbed.simulation.engine_model import EngineConfig, simulate_engine
 from testbed.step_time import StepTime
-from testbed.theory.memory_coupling import constant_concurrency, shared_concurrency
+from testbed.theory.memory_coupling import shared_concurrency
 from tests.unit.scenarios import small
 
 BLOCK = 16
@@ -65,14 +65,14 @@ def test_the_pool_follows_the_shared_accounting(hit, blocks):
     profile = asked.profiles[0]
     running = most_running(prompt, hit, outputs, blocks)
     assert running == shared_concurrency(asked, profile, np.ones(1), BLOCK)
-    assert running >= constant_concurrency(asked.memory, profile)
+    assert running >= asked.memory.concurrency(profile.persistent_bytes)
     if hit:
-        assert running > constant_concurrency(asked.memory, profile)
+        assert running > asked.memory.concurrency(profile.persistent_bytes)
 
 
 def test_without_a_hit_both_accountings_agree():
     asked = scenario(330, 0, 6, 100)
     profile = asked.profiles[0]
-    assert shared_concurrency(asked, profile, np.ones(1), BLOCK) == constant_concurrency(
-        asked.memory, profile
+    assert shared_concurrency(asked, profile, np.ones(1), BLOCK) == (
+        asked.memory.concurrency(profile.persistent_bytes)
     )

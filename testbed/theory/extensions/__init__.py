@@ -11,6 +11,7 @@ Module                 Label  Replaces
 ``periods``            H9     one stationary period: many, with a migration budget
 ``mobility``           H10    users that stand still: handover, warm state and its migration
 ``privacy``            H11    a fully known forest: a minimum support before a prefix is advertised
+``shared_blocks``      H12    a constant m_run: what a request allocates beside its shared prefix
 =====================  =====  ======================================================================
 
 Prefill with context (H1), service laws (H2) and delay maps (H3) are parts of the baseline:

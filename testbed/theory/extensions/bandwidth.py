@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -173,3 +174,14 @@ class SharedLatency(Latency):
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return _Space.of(self.system).moments(self.point.costs, self.radio_utilisation)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        busy = self.radio_utilisation
+        rows = zip(self.system.names, busy, busy / (1.0 - busy), strict=True)
+        return {
+            "extension": "bandwidth",
+            "radio": {
+                name: {"utilisation": float(rho), "transfers": float(n)} for name, rho, n in rows
+            },
+        }

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -52,6 +53,7 @@ _ANGLES = 24
 _EVEN = 1e3
 """Gamma shape beyond which all cells are alike."""
 _ENDLESS = 1e9
+_ROUNDING = 1e-12
 _SPARSE = 1e-7
 """Density, relative to a tier's, of the one node whose wait differs: it disturbs nobody."""
 
@@ -89,11 +91,11 @@ class MixedDelay(ExcessDelay):
         self._parts = [(law, float(w)) for law, w in zip(laws, weight, strict=True) if law]
         self.served = sum(w for _, w in self._parts)
         """Probability of a wait that ends."""
-        self.lost = 1.0 - self.served
+        self.lost = 1.0 - self.served if self.served < 1.0 - _ROUNDING else 0.0
         self.wait_probability = self.lost + sum(w * law.wait_probability for law, w in self._parts)
         types = next(law.mean.size for law, _ in self._parts) if self._parts else 1
         finite = sum((w * law.mean for law, w in self._parts), np.zeros(types))
-        self.mean = finite if self.lost < 1e-12 else np.full(types, np.inf)
+        self.mean = finite if self.lost == 0 else np.full(types, np.inf)
 
     def cdf(self, q: int, seconds: np.ndarray) -> np.ndarray:
         seconds = np.asarray(seconds, dtype=float)
@@ -257,6 +259,20 @@ class CellLatency(Latency):
             else:
                 found.append(fixed_cells(self.model, load, cells))
         return tuple(found)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        law = zip(self.system.names, self.shapes, self.laws, strict=True)
+        return {
+            "extension": "cell_load",
+            "cells": {
+                name: {
+                    "variation": shape**-0.5,
+                    "never_served": found.lost if isinstance(found, MixedDelay) else 0.0,
+                }
+                for name, shape, found in law
+            },
+        }
 
     @cached_property
     def _reachable(self) -> float:

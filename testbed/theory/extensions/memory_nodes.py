@@ -22,10 +22,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from testbed.errors import ScenarioError
+from testbed.outcome import figure_key
 from testbed.radio import PowerLaw, RadioModel, radio_model
 from testbed.scenario import Backhaul, Scenario
 from testbed.theory.delay.base import ExcessDelay, TierLoad, get_delay_model
@@ -34,6 +36,8 @@ from testbed.theory.geometry import cost_nodes
 from testbed.theory.prefill import prefill_time
 from testbed.tier_engine import one_engine
 
+RECOMPUTE = "recompute"
+"""Name of the way that fetches nothing."""
 _PANELS = 400
 _VOID = 37.0
 
@@ -90,6 +94,32 @@ class PairPoint:
         wait = float(self.load.weights @ self.law.mean)
         delay, mass = self._radio
         return float(mass @ delay) + state + wait
+
+    def to_dict(self, scenario: Scenario) -> dict[str, Any]:
+        """Plain values, with coverage at the scenario's targets."""
+        names = [s.name for s in scenario.profiles]
+        columns = [*names, RECOMPUTE]
+        return {
+            "feasible": self.feasible,
+            "reason": self.reason,
+            "converged": self.converged,
+            "association": {
+                q.name: dict(zip(columns, map(float, row), strict=True))
+                for q, row in zip(scenario.requests, self.association, strict=True)
+            },
+            "link_utilisation": dict(zip(names, map(float, self.link_utilisation), strict=True)),
+            "compute": {
+                "arrival_rate": self.load.arrival_rate,
+                "concurrency": self.load.concurrency,
+                "mean_wait": float(self.load.weights @ self.law.mean)
+                if self.law is not None
+                else math.inf,
+            },
+            "ttft": {
+                "mean": self.mean,
+                "coverage": {figure_key(t): self.coverage(t) for t in scenario.targets.coverage_at},
+            },
+        }
 
     @cached_property
     def _radio(self) -> tuple[np.ndarray, np.ndarray]:
@@ -249,10 +279,7 @@ def solve(scenario: Scenario, pool: MemoryPool) -> PairPoint:
         raise ScenarioError(f"memory nodes: a density of {pool.density:g} per km² holds nothing")
     pairs = _Pairs.of(scenario, pool)
     rho, converged = shared_links(pairs.link_demand, len(pairs.memory_density))
-    concurrency = math.floor(
-        scenario.memory.capacity / scenario.memory.per_sequence * (1.0 + 1e-12)
-    )
-    load = pairs.load(rho, concurrency)
+    load = pairs.load(rho, scenario.memory.concurrency())
     model = get_delay_model(scenario.delay_model)
     reasons = []
     busy = model.utilisation(load)

@@ -19,18 +19,22 @@ association alone and the probabilities of staying.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from testbed.errors import ScenarioError
 from testbed.radio import RadioModel
-from testbed.scenario import Backhaul, Prefill, Users
+from testbed.scenario import Backhaul, Prefill, Scenario, Users
 from testbed.theory.extensions.discs import union_area
 from testbed.theory.extensions.radio_law import joint_law, serving_nodes
 from testbed.theory.extensions.remote_fetch import fetch_time
+from testbed.theory.predict import locate
 from testbed.theory.prefill import prefill_time
 from testbed.theory.system import System
+from testbed.tier_engine import one_engine
 
 _RADII = 16
 _ANGLES = 40
@@ -144,6 +148,84 @@ def next_turn(
         migrate=follow(carried),
         same=same.sum(axis=0),
     )
+
+
+@dataclass(frozen=True)
+class TurnChoice:
+    """A type's next turn after a pause, averaged over how far its users have moved.
+
+    ``stay``, ``rehome`` and ``migrate`` are mean TTFTs, s; ``same`` the probability that the old
+    node is still the best one; ``moved`` the mean displacement, km.
+    """
+
+    stay: float
+    rehome: float
+    migrate: float
+    same: float
+    moved: float
+
+    @property
+    def best(self) -> str:
+        return min(("stay", "rehome", "migrate"), key=lambda way: float(getattr(self, way)))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "best": self.best}
+
+
+def plan_next_turn(scenario: Scenario, new_tokens: float, seconds: float) -> dict[str, TurnChoice]:
+    """Where each type's session should go on ``seconds`` after its last turn (Theory H10).
+
+    The whole prompt and its outputs are warm at the old node; ``new_tokens`` more come. Users move
+    as ``simulation.users`` says, state as ``simulation.backhaul``. What a node holds of a prefix
+    before any fetch is what its profile has.
+
+    Raises
+    ------
+    ScenarioError
+        The scenario has no backhaul, or no stable operating point.
+
+    Examples
+    --------
+    >>> from testbed.presets import preset
+    >>> walking = preset("paper-baseline").replace(simulation={
+    ...     "users": {"mobility": "gauss_markov", "count": 100},
+    ...     "backhaul": {"rate": 1e9}})
+    >>> plan_next_turn(walking, new_tokens=200, seconds=60)["long"].best
+    'stay'
+    """
+    spec = scenario.simulation
+    if spec is None or spec.backhaul is None:
+        raise ScenarioError("simulation.backhaul: moving a session's state needs one")
+    if not (new_tokens > 0 and seconds >= 0):
+        raise ScenarioError(
+            f"next turn: {new_tokens:g} tokens after {seconds:g} s; give more than 0, at least 0"
+        )
+    one_engine(scenario, "the next turn of a session")
+    # The session's own state may be fetched; shared prefixes are what each profile holds.
+    still = scenario.replace(
+        simulation=spec.model_copy(update={"backhaul": None}).model_dump(exclude_none=True)
+    )
+    latency = locate(still)
+    if not latency.point.feasible:
+        raise ScenarioError(f"{scenario.name}: {latency.point.reason}")
+    moved, count = np.unique(displacements(spec.users, seconds), return_counts=True)
+    share = count / count.sum()
+    found = {}
+    for q, request in enumerate(scenario.requests):
+        turn = next_turn(
+            latency.system,
+            latency.point.costs,
+            latency.point.wait,
+            q,
+            moved,
+            Session(request.tokens + request.output_tokens, new_tokens),
+            prefill=scenario.prefill,
+            per_token=scenario.memory.per_token,
+            backhaul=spec.backhaul,
+        )
+        ways = (turn.stay, turn.rehome, turn.migrate, turn.same, moved)
+        found[request.name] = TurnChoice(*(float(way @ share) for way in ways))
+    return found
 
 
 def displacements(users: Users, seconds: float, levels: int = 32) -> np.ndarray:

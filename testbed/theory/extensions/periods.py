@@ -14,20 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from scipy.optimize import linprog
+import yaml
 
 from testbed.errors import ScenarioError
-from testbed.routing.migration import migration_bytes
-from testbed.routing.policies import get_policy
+from testbed.routing.migration import migrate
 from testbed.scenario import Scenario
-from testbed.theory.delay.base import get_delay_model
 from testbed.theory.operating_point import OperatingPoint, solve
-from testbed.theory.predict import latency_at
+from testbed.theory.predict import latency_at, pose
 from testbed.theory.system import System
 
 _SLACK = 1e-9
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,49 @@ class Period:
     intensity: float
     probability: tuple[float, ...] | None = None
     weight: float = 1.0
+
+
+def read_periods(path: str | Path, scenario: Scenario) -> list[Period]:
+    """Periods from a YAML list, one mapping each: ``intensity``, and where they differ from the
+    scenario's or from 1 also ``probability`` {request: p} and ``weight``.
+
+    Raises
+    ------
+    ScenarioError
+        The file is missing or is not such a list.
+    """
+    try:
+        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ScenarioError(f"{path}: {reason}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ScenarioError(f"{where}: {getattr(error, 'problem', None) or 'not YAML'}") from None
+    if not isinstance(entries, list) or not entries:
+        raise ScenarioError(f"{path}: not a list of periods")
+    names = [q.name for q in scenario.requests]
+    periods = []
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, dict) or "intensity" not in entry:
+            raise ScenarioError(f"{path}: [{i}].intensity: missing")
+        if unknown := set(entry) - {"intensity", "probability", "weight"}:
+            raise ScenarioError(f"{path}: [{i}].{sorted(map(str, unknown))[0]}: unknown key")
+        mix = entry.get("probability")
+        if mix is not None and (not isinstance(mix, dict) or set(mix) != set(names)):
+            raise ScenarioError(f"{path}: [{i}].probability: give one for each of {names}")
+        try:
+            periods.append(
+                Period(
+                    intensity=float(entry["intensity"]),
+                    probability=None if mix is None else tuple(float(mix[q]) for q in names),
+                    weight=float(entry.get("weight", 1.0)),
+                )
+            )
+        except (TypeError, ValueError):
+            raise ScenarioError(f"{path}: [{i}]: not a number where one is needed") from None
+    return periods
 
 
 @dataclass(frozen=True)
@@ -59,6 +103,21 @@ class Plan:
     moved: np.ndarray
     value: float
 
+    def to_dict(self, names: Sequence[str]) -> dict[str, Any]:
+        """Plain values; ``names`` (S,) of the profiles."""
+        rows = zip(self.fraction, self.coverage, self.moved, strict=True)
+        return {
+            "coverage": self.value,
+            "periods": [
+                {
+                    "fraction": dict(zip(names, map(float, pi), strict=True)),
+                    "coverage": float(covered),
+                    "moved_bytes_per_node": float(moved),
+                }
+                for pi, covered, moved in rows
+            ],
+        }
+
 
 def transport_bytes(
     candidates: np.ndarray, move_bytes: np.ndarray, start: np.ndarray | None = None
@@ -74,48 +133,50 @@ def transport_bytes(
     Returns
     -------
     (N, N), or (1, N) from ``start``. Where loading a profile costs the same whatever was there
-    before, the cheapest moves leave in place what stays, and no program has to be solved.
+    before, and where only one profile loses nodes or only one gains them, the moves are plain; the
+    others are small linear programs (:func:`~testbed.routing.migration.migrate`).
     """
     origins = candidates if start is None else np.asarray(start, dtype=float)[None, :]
     cost = np.array(move_bytes, dtype=float)
     np.fill_diagonal(cost, 0.0)
+    change = candidates[None, :, :] - origins[:, None, :]
+    change[np.abs(change) < _ROUNDING] = 0.0
+    gained, left = np.maximum(change, 0.0), np.maximum(-change, 0.0)
     off = ~np.eye(len(cost), dtype=bool)
-    plain = all(len(set(cost[off[:, t], t])) <= 1 for t in range(len(cost)))
-    if plain:
-        load = cost.max(axis=0)
-        gained = np.maximum(candidates[None, :, :] - origins[:, None, :], 0.0)
-        return gained @ load
-    return np.array([[_transport(a, b, cost) for b in candidates] for a in origins])
-
-
-def _transport(origin: np.ndarray, target: np.ndarray, cost: np.ndarray) -> float:
-    size = len(cost)
-    rows = np.zeros((2 * size - 1, size * size))
-    for s in range(size):
-        rows[s, s * size : (s + 1) * size] = 1.0
-        if s < size - 1:
-            rows[size + s, s::size] = 1.0
-    plan = linprog(cost.ravel(), A_eq=rows, b_eq=np.concatenate([origin, target[:-1]]))
-    if not plan.success or plan.x is None:
-        raise ValueError(f"no moves lead from {origin} to {target}: {plan.message}")
-    return migration_bytes(plan.x.reshape(size, size), cost)
+    if all(len(set(cost[off[:, t], t])) <= 1 for t in range(len(cost))):
+        return gained @ cost.max(axis=0)
+    bytes_ = np.einsum("abs,st,abt->ab", left, cost, gained)
+    moved = gained.sum(axis=2)
+    bytes_ = np.divide(bytes_, moved, out=np.zeros_like(bytes_), where=moved > 0)
+    # Where a detour is never cheaper what can stay stays, and one profile that loses, or one that
+    # gains, leaves no choice: the product above is the cost. The rest are programs.
+    detour = cost[:, :, None] + cost[None, :, :]
+    direct = (cost[:, None, :] <= detour * (1.0 + _SLACK)).all()
+    forced = ((gained > 0).sum(axis=2) <= 1) | ((left > 0).sum(axis=2) <= 1)
+    for i, j in np.argwhere(~forced if direct else np.ones_like(forced)):
+        bytes_[i, j] = migrate(origins[i], candidates[j], cost, np.inf).cost
+    return bytes_
 
 
 def coverage_table(
-    scenario: Scenario, periods: Sequence[Period], candidates: np.ndarray
+    scenario: Scenario,
+    periods: Sequence[Period],
+    candidates: np.ndarray,
+    deadline: float | None = None,
 ) -> np.ndarray:
-    """P(τ₀) of every candidate in every period, (K, N); τ₀ is the first coverage target.
+    """P(τ₀) of every candidate in every period, (K, N); τ₀ is the last target unless given, s.
 
     Raises
     ------
     ScenarioError
         A period whose probabilities do not fit the request types, or no coverage target.
     """
-    if not scenario.targets.coverage_at:
-        raise ScenarioError("targets.coverage_at: a plan needs a deadline to meet")
-    deadline = scenario.targets.coverage_at[0]
-    policy, model = get_policy(scenario.policy), get_delay_model(scenario.delay_model)
-    systems = [_at(System.from_scenario(scenario), i, p) for i, p in enumerate(periods)]
+    if deadline is None:
+        if not scenario.targets.coverage_at:
+            raise ScenarioError("targets.coverage_at: a plan needs a deadline to meet")
+        deadline = scenario.targets.coverage_at[-1]
+    system, policy, model = pose(scenario)
+    systems = [_at(system, i, p) for i, p in enumerate(periods)]
     table = np.zeros((len(periods), len(candidates)))
     for n, fraction in enumerate(candidates):
         start: OperatingPoint | None = None
@@ -170,6 +231,8 @@ def plan_periods(
     candidates: np.ndarray,
     move_bytes: np.ndarray,
     budget: float,
+    *,
+    deadline: float | None = None,
 ) -> Plan:
     """The best placements over the periods from the scenario's own (Theory H9).
 
@@ -179,6 +242,7 @@ def plan_periods(
         staying is always possible
     move_bytes : (S, S) bytes that a node of profile s loads to become t
     budget : bytes per period and node of the fleet; 0 keeps the placement, infinity frees it
+    deadline : τ₀, s; the scenario's last target by default
     """
     if not periods:
         raise ScenarioError("periods: none is given")
@@ -189,7 +253,7 @@ def plan_periods(
         raise ScenarioError("periods: weights must be at least 0 and not all 0")
     own = System.from_scenario(scenario).fraction
     fractions = np.vstack([own, candidates])
-    coverage = coverage_table(scenario, periods, fractions)
+    coverage = coverage_table(scenario, periods, fractions, deadline)
     between = transport_bytes(fractions, move_bytes)
     path = best_path(coverage, weight, between, between[0], budget)
     steps = np.concatenate([[0], path])

@@ -49,6 +49,14 @@ class SupportValue:
             return np.zeros(len(self.saved))
         return 1.0 - self.saved / self.bound
 
+    def to_dict(self) -> list[dict[str, float]]:
+        """One mapping a threshold, plain values."""
+        rows = zip(self.threshold, self.advertised, self.saved, self.loss, strict=True)
+        return [
+            {"support": int(k), "advertised": float(n), "saved_seconds": float(x), "loss": float(y)}
+            for k, n, x, y in rows
+        ]
+
 
 def observed_value(trace: Trace, prefill: Prefill, thresholds: Sequence[int]) -> SupportValue:
     """Value left on a trace, each request reusing its deepest prefix of enough support.
