@@ -11,7 +11,7 @@ import numpy as np
 
 from cluster.deployment import Deployment, Node
 from cluster.devices import memory_warnings, on_device
-from cluster.engines.device_time_clock import Pace
+from cluster.engines.device_time_clock import Pace, prepare_driver
 from cluster.metrics import RouterMetrics
 from cluster.pace import pace_facts, pace_problem, read_pace
 from cluster.replay import Progress, Replay, check_stream
@@ -78,6 +78,8 @@ def run(
     if records_path is not None and not resume:
         Path(records_path).parent.mkdir(parents=True, exist_ok=True)
         Path(records_path).unlink(missing_ok=True)
+    if any(node.facts.clock == "device time" for node in deployment.nodes):
+        prepare_driver()
     if warm_up_seconds > 0:
         _warm_up(scenario, deployment, build, rate, seed, warm_up_seconds)
     deployment.forget()

@@ -31,9 +31,9 @@ SPIN = 1.5e-4
 """s at the end of a step that are spun, not slept: the kernel wakes nobody more precisely."""
 SWITCH_INTERVAL = 1e-4
 """s after which a thread of the engine gives way to the one that ends a step."""
-ENGINE_NICENESS, OWNER_NICENESS = -10, -5
-"""Asked for the process that keeps the time, where it may not run in real time, and for the one
-that owns it."""
+ENGINE_NICENESS, OWNER_NICENESS, DRIVER_NICENESS = -15, -5, -10
+"""Asked for the process that keeps the time, where it may not run in real time, for the one that
+owns it, and for the one that sends requests: late there, they would arrive late everywhere."""
 PR_SET_TIMERSLACK = 29
 _LAYOUT = struct.Struct("<5d")
 
@@ -237,9 +237,22 @@ def end_with_owner(period: float = 1.0) -> None:
 def prepare_owner() -> None:
     """Prefer the process that passes tokens on, less than the one that keeps the time."""
     sys.setswitchinterval(SWITCH_INTERVAL)
+    _prefer(OWNER_NICENESS)
+
+
+def prepare_driver() -> None:
+    """Prefer all threads of the process that sends requests.
+
+    One of them that held Python's lock while others computed would hold up the one that sends.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    _prefer(DRIVER_NICENESS)
+
+
+def _prefer(niceness: int) -> None:
     if sys.platform == "linux":
         with suppress(PermissionError):
-            _each_thread(lambda t: os.setpriority(os.PRIO_PROCESS, t, OWNER_NICENESS))
+            _each_thread(lambda t: os.setpriority(os.PRIO_PROCESS, t, niceness))
 
 
 def _each_thread(do: Callable[[int], None]) -> None:
