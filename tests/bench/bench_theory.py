@@ -17,18 +17,22 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numba
 import numpy as np
+from scipy.stats import kstwobign, norm
 
+from testbed.environment import code_version, processor
 from testbed.presets import preset
 from testbed.radio import PowerLaw, nearest_distances
 from testbed.routing.policies import get_policy
 from testbed.theory.constraints import PlacementSet
 from testbed.theory.delay.erlang_c import ErlangC
-from testbed.theory.geometry import associate
+from testbed.theory.geometry import associate, radio_area
 from testbed.theory.latency import Latency
 from testbed.theory.operating_point import damped, solve
 from testbed.theory.placement import Objective, spsa
 from testbed.theory.predict import locate
+from testbed.theory.quadrature import cost_nodes
 from testbed.theory.system import System
 
 clock = time.process_time
@@ -144,8 +148,10 @@ def fixed_point(quick: bool) -> None:
     print("\nOne fixed-point solve, tolerance 1e-8 (all of `solve`, from W = 0)")
     print(f"{'types x profiles':>18} {'ms':>9} {'iterations':>11} {'target ms':>10}")
     model = ErlangC()
-    sizes = [(3, 4, 1.0), (3, 10, None), (10, 10, None), (20, 20, 50.0)]
-    costs = {}
+    sizes = [
+        (3, 4, 1.0), (3, 10, None), (10, 10, None), (20, 10, None), (10, 20, None), (20, 20, 50.0)
+    ]  # fmt: skip
+    costs, radii = {}, {}
     for types, tiers, goal in sizes:
         system = synthetic(types, tiers, 0.55)
 
@@ -155,12 +161,27 @@ def fixed_point(quick: bool) -> None:
         point = solve(system, LOAD_AWARE, model, tolerance=1e-8)
         seconds = least_time(call, 20 if quick else 100)
         costs[types, tiers] = seconds / point.iterations
+        radii[types, tiers] = nodes_of(system, point.costs)
         wanted = "" if goal is None else f"{goal:g}"
         name = f"{types} x {tiers}"
         print(f"{name:>18} {1e3 * seconds:9.3f} {point.iterations:11d} {wanted:>10}")
-    grown = costs[20, 20] / costs[3, 4]
-    bound = (20 * 20**2) / (3 * 4**2)
-    print(f"one iteration at 20 x 20: {grown:.0f} x 3 x 4 (types x profiles^2: {bound:.0f} x)")
+    base = (10, 10)
+    for size in ((20, 10), (10, 20), (20, 20)):
+        grown = costs[size] / costs[base]
+        bound = size[0] * size[1] ** 2 * radii[size] / (base[0] * base[1] ** 2 * radii[base])
+        print(
+            f"one iteration at {size[0]} x {size[1]}: {grown:.1f} times that at 10 x 10; "
+            f"types x profiles^2 x radii grew {bound:.1f} times ({radii[size]:.0f} radii a type "
+            f"against {radii[base]:.0f})"
+        )
+
+
+def nodes_of(system: System, costs: np.ndarray) -> float:
+    """Mean number of quadrature nodes a type: the radii at which densities are taken."""
+    area, power, _ = radio_area(system)
+    none = np.empty(0)
+    counts = [cost_nodes(k, area, power, none, none)[3].size for k in np.ascontiguousarray(costs)]
+    return float(np.mean(counts))
 
 
 def against_damping() -> None:
@@ -228,31 +249,44 @@ def placement(quick: bool) -> None:
 
 
 def accuracy() -> None:
-    print("\nMonte Carlo, 2e5 exact nearest-distance samples (Theory F4), preset at intensity 3")
     count = 200_000
     latency = locate(preset("paper-baseline"))
     system, point = latency.system, latency.point
-    for seed in range(5):
+    cells = point.association.size
+    one = norm.sf(3.0)
+    bound = norm.isf(one / cells)
+    everywhere = kstwobign.isf(2.0 * one) / np.sqrt(count)
+    print(
+        f"\nMonte Carlo, {count:,} exact nearest-distance samples a type (Theory F4), preset at "
+        f"intensity {system.intensity:g}.\nAt the level of three standard errors of one "
+        f"comparison: {cells} associations within {bound:.2f}, the TTFT CDF within "
+        f"{everywhere:.1e} everywhere"
+    )
+    print(f"{'seed':>5} {'association, largest error':>27} {'standard errors':>16} {'TTFT CDF':>9}")
+    laws = [latency.model.excess(load) for load in point.loads]
+    waiting = np.array([law.wait_probability for law in laws])
+    rate = np.array([law.decay(0) or 1.0 for law in laws])
+    deviation = np.sqrt(point.association * (1.0 - point.association) / count)
+    for seed in range(8):
         rng = np.random.default_rng(seed)
-        worst = 0.0
-        ttft = []
-        for q, p in enumerate(system.probability):
+        seen = np.zeros_like(point.association)
+        kind = rng.choice(len(system.types), count, p=system.probability)
+        ttft = np.empty(count)
+        for q in range(len(system.types)):
             distance = nearest_distances(system.density, count, rng)
             radio = system.radio.delay(distance)
             chosen = (radio + point.costs[q]).argmin(axis=1)
-            seen = np.bincount(chosen, minlength=len(system.names)) / count
-            worst = max(worst, float(np.abs(seen - point.association[q]).max()))
-            laws = [latency.model.excess(load) for load in point.loads]
-            waiting = np.array([law.wait_probability for law in laws])[chosen]
-            rate = np.array([law.decay(0) or 1.0 for law in laws])[chosen]
-            wait = (rng.random(count) < waiting) * rng.exponential(1.0, count) / rate
-            part = rng.random(count) < p / system.probability.max()
-            ttft.append((radio[np.arange(count), chosen] + system.residual[q, chosen] + wait)[part])
-        drawn = np.sort(np.concatenate(ttft))
-        grid = np.linspace(0.1, 3.0, 59)
-        law = np.array([latency.coverage(t) for t in grid])
-        gap = np.abs(np.searchsorted(drawn, grid, side="right") / len(drawn) - law).max()
-        print(f"seed {seed}: association within {worst:.2e}, TTFT CDF within {gap:.2e}")
+            seen[q] = np.bincount(chosen, minlength=len(system.names)) / count
+            waits = rng.random(count) < waiting[chosen]
+            wait = waits * rng.exponential(1.0, count) / rate[chosen]
+            drawn = radio[np.arange(count), chosen] + system.residual[q, chosen] + wait
+            ttft[kind == q] = drawn[kind == q]
+        ttft.sort()
+        at = np.linspace(0, count - 1, 400).astype(int)
+        law = np.array([latency.coverage(t) for t in ttft[at]])
+        gap = np.abs((at + 0.5) / count - law).max()
+        off = np.abs(seen - point.association)
+        print(f"{seed:5d} {off.max():27.2e} {(off / deviation).max():16.2f} {gap:9.2e}")
 
 
 def outcome(quick: bool) -> None:
@@ -271,8 +305,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     quick = parser.parse_args().quick
-    print(f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}, "
-          f"NumPy {np.__version__}; CPU time of one thread")  # fmt: skip
+    print(f"{processor()}, {platform.system()} {platform.machine()}, Python "
+          f"{platform.python_version()}, NumPy {np.__version__}, Numba {numba.__version__}, code "
+          f"{code_version()}; CPU time of one thread")  # fmt: skip
     fixed_point(quick)
     against_damping()
     placement(quick)

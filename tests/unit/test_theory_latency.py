@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -37,7 +38,12 @@ def asked(intensity: float = 3.0, policy: str = "load_aware", **changes: object)
     return scenario.with_field("demand.intensity", intensity)
 
 
-LATENCIES = {(p, i): locate(asked(i, p)) for p in POLICIES for i in (1.0, 3.0, 4.0)}
+KEYS = [(p, i) for p in sorted(POLICIES) for i in (1.0, 3.0, 4.0)]
+
+
+@cache
+def latency_of(policy: str, intensity: float) -> Latency:
+    return locate(asked(intensity, policy))
 
 
 # --- Prefill (A5, A8, H1) --------------------------------------------------------------------
@@ -85,20 +91,20 @@ def test_attending_to_cached_tokens_costs_time() -> None:
 
 
 @MODEST
-@given(st.sampled_from(sorted(LATENCIES)), st.floats(0, 6), st.floats(0, 6))
+@given(st.sampled_from(KEYS), st.floats(0, 6), st.floats(0, 6))
 def test_coverage_rises_with_the_deadline_below_its_bound(
     key: tuple[str, float], a: float, b: float
 ) -> None:
-    latency = LATENCIES[key]
+    latency = latency_of(*key)
     low, high = sorted((a, b))
     assert latency.coverage(low) <= latency.coverage(high) + 1e-11
     assert 0 <= latency.coverage(low) <= latency.upper_bound(low) + 1e-11
     assert latency.upper_bound(high) <= 1 + 1e-11
 
 
-@pytest.mark.parametrize("key", sorted(LATENCIES))
+@pytest.mark.parametrize("key", KEYS)
 def test_quantiles_invert_coverage(key: tuple[str, float]) -> None:
-    latency = LATENCIES[key]
+    latency = latency_of(*key)
     for level in (0.1, 0.5, 0.9, 0.99):
         at = latency.quantile(level)
         if np.isinf(at):
@@ -110,7 +116,7 @@ def test_quantiles_invert_coverage(key: tuple[str, float]) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_mean_is_the_integral_of_the_tail(policy: str) -> None:
-    latency = LATENCIES[policy, 3.0]
+    latency = latency_of(policy, 3.0)
     grid = np.concatenate([np.linspace(0, 6, 1201), np.geomspace(6.01, 60, 100)])
     tail = np.array([1 - latency.coverage(t) for t in grid])
     assert latency.mean == pytest.approx(np.trapezoid(tail, grid), rel=1e-4)
@@ -120,7 +126,7 @@ def test_the_mean_is_the_integral_of_the_tail(policy: str) -> None:
 def test_the_ttft_agrees_with_monte_carlo(policy: str) -> None:
     """2·10⁵ draws of distances (Theory F4) and waits, at the level of three standard errors: the
     CDF everywhere on the axis, and four means."""
-    latency = LATENCIES[policy, 3.0]
+    latency = latency_of(policy, 3.0)
     system, point = latency.system, latency.point
     rng = np.random.default_rng(7)
     count = 200_000
@@ -149,7 +155,7 @@ def test_the_ttft_agrees_with_monte_carlo(policy: str) -> None:
 
 
 def test_nearest_has_the_law_of_one_tier() -> None:
-    latency = LATENCIES["nearest", 1.0]
+    latency = latency_of("nearest", 1.0)
     association = latency.point.association
     assert association == pytest.approx(np.tile([0.4, 0.4, 0.2], (3, 1)), abs=1e-12)
     assert latency.mean_distance == pytest.approx(0.5, rel=1e-9)
@@ -165,7 +171,7 @@ def test_nearest_has_the_law_of_one_tier() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_general_law_gives_what_the_exponential_one_does(policy: str) -> None:
-    fast = LATENCIES[policy, 3.0]
+    fast = latency_of(policy, 3.0)
     grid = np.concatenate([np.linspace(0, 4, 201), np.geomspace(4.05, 60, 30)])
     for model in (MGc(ServiceVariability(0.5)), PhaseType(ServiceVariability(1.5))):
         slow = Latency(fast.system, solve(fast.system, get_policy(policy), model), model)
@@ -179,11 +185,11 @@ def test_the_general_law_gives_what_the_exponential_one_does(policy: str) -> Non
 
 
 def test_a_huge_deadline_covers_all_that_is_served() -> None:
-    assert LATENCIES["load_aware", 4.0].coverage(1e6) == pytest.approx(1.0, abs=1e-12)
-    overloaded = LATENCIES["prefix_only", 4.0]
+    assert latency_of("load_aware", 4.0).coverage(1e6) == pytest.approx(1.0, abs=1e-12)
+    overloaded = latency_of("prefix_only", 4.0)
     served = overloaded.system.probability @ overloaded.point.association[:, :2].sum(axis=1)
     assert overloaded.coverage(1e6) == pytest.approx(float(served), abs=1e-12)
-    assert LATENCIES["load_aware", 1.0].coverage(0.0) == 0.0
+    assert latency_of("load_aware", 1.0).coverage(0.0) == 0.0
 
 
 # --- predict ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from testbed.errors import ScenarioError
 from testbed.presets import preset
+from testbed.radio import PowerLaw
 from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario
 from testbed.theory.delay.base import DelayModel, TierLoad
@@ -24,6 +25,7 @@ from testbed.theory.system import System
 LOAD_AWARE = get_policy("load_aware")
 BASELINE = System.from_scenario(preset("paper-baseline"))
 MODEST = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=15, deadline=None)
 
 
 def at(intensity: float) -> System:
@@ -280,6 +282,61 @@ def test_a_point_that_is_called_stable_is_one(system: System) -> None:
         assert not point.feasible
     if point.feasible and point.converged:
         assert consistency(system, model, point) < 1e-5
+
+
+def _same(one: OperatingPoint, other: OperatingPoint, unit: float = 1.0) -> None:
+    """Equal operating points, the second in a time unit of ``unit``; unstable ones only alike."""
+    assert one.feasible == other.feasible
+    if one.feasible and one.converged and other.converged:
+        assert other.association == pytest.approx(one.association, abs=1e-6)
+        assert other.utilisation == pytest.approx(one.utilisation, abs=1e-6)
+        floor = 1e-6 * float(one.costs.mean())
+        assert other.wait / unit == pytest.approx(one.wait, rel=1e-4, abs=floor)
+
+
+@FEW
+@given(systems(), st.randoms(use_true_random=False))
+def test_permuting_types_and_profiles_permutes_the_point(system: System, random) -> None:
+    types, tiers = system.shape
+    q, s = list(range(types)), list(range(tiers))
+    random.shuffle(q)
+    random.shuffle(s)
+    moved = replace(
+        system,
+        probability=system.probability[q],
+        fraction=system.fraction[s],
+        concurrency=system.concurrency[s],
+        **{
+            name: getattr(system, name)[np.ix_(q, s)]
+            for name in ("reusable", "residual", "saving", "occupancy")
+        },
+    )
+    one, other = (solve(x, LOAD_AWARE, ErlangC()) for x in (system, moved))
+    back = replace(
+        other,
+        association=other.association[np.ix_(np.argsort(q), np.argsort(s))],
+        utilisation=other.utilisation[np.argsort(s)],
+        wait=other.wait[np.ix_(np.argsort(q), np.argsort(s))],
+    )
+    _same(one, back)
+
+
+@FEW
+@given(systems(), st.floats(0.2, 5.0), st.floats(0.01, 100.0))
+def test_no_unit_of_length_or_time_matters(system: System, k: float, unit: float) -> None:
+    """Densities per area times k² with ξ·k^α, and every time in another unit."""
+    radio = system.radio
+    assert isinstance(radio, PowerLaw)
+    moved = replace(
+        system,
+        node_density=system.node_density * k**2,
+        intensity=system.intensity * k**2 / unit,
+        radio=PowerLaw(radio.xi * k**radio.alpha * unit, radio.alpha),
+        residual=system.residual * unit,
+        saving=system.saving * unit,
+        occupancy=system.occupancy * unit,
+    )
+    _same(*(solve(x, LOAD_AWARE, ErlangC()) for x in (system, moved)), unit)
 
 
 def test_an_unknown_policy_is_refused() -> None:
