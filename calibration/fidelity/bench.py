@@ -14,6 +14,7 @@ import numpy as np
 from calibration.fidelity.analysis import analyse
 from calibration.fidelity.measurement import lateness, run_speed, simulate_same, trials
 from calibration.fidelity.plan import LEAST_REQUESTS, LONG_RUN, FidelityPlan, Folder, now
+from calibration.fidelity.policies import PolicyCells
 from calibration.fidelity.prediction import predict_cell
 from calibration.fidelity.replay import pin_chain, replay
 from calibration.fidelity.workload import NodeWorkload, Requests
@@ -71,6 +72,8 @@ class FidelityBench:
             return False
         for name, workload in self.plan.workloads.items():
             self.predict(step_time, self.plan.config(workload), name)
+        if self.plan.policies and self.plan.spec.device is not None:
+            self._policies().predict()
         return True
 
     # -- with the engine --
@@ -85,10 +88,22 @@ class FidelityBench:
             missing = [x for x in self.plan.loads if not self._done(name, x)]
             if not missing:
                 continue
-            if deadline is not None and time.monotonic() + 1.3 * self.plan.seconds > deadline:
+            if self._late(deadline):
                 return False
             self._group(name, missing, deadline)
-        return all(self._done(n, x) for n in self.plan.workloads for x in self.plan.loads)
+        done = all(self._done(n, x) for n in self.plan.workloads for x in self.plan.loads)
+        if not (done and self.plan.policies):
+            return done
+        cells = self._policies()
+        cells.predict()
+        return cells.measure(lambda: not self._late(deadline))
+
+    def _policies(self) -> PolicyCells:
+        return PolicyCells(self.plan, self.folder, say=self._say, progress=self._progress)
+
+    def _late(self, deadline: float | None) -> bool:
+        """Whether another cell would end after the deadline."""
+        return deadline is not None and time.monotonic() + 1.3 * self.plan.seconds > deadline
 
     def _done(self, name: str, load: float) -> bool:
         return self.folder.read(_cell(name, load), "analysis.json") is not None
@@ -110,16 +125,14 @@ class FidelityBench:
                 self.predict(step_time, config, name)
             nodes.measure(pin_chain, tokens=workload.chain, seed=self.plan.seed)
             visit = (self.folder.read(name, "checks.json") or {"checks": []})["checks"]
-            first = self._check(nodes, workload, step_time, config, "before", visit)
+            first = self._check(nodes, name, step_time, config, "before", visit)
             for k, load in enumerate(loads):
-                if deadline is not None and time.monotonic() + 1.2 * self.plan.seconds > deadline:
+                if self._late(deadline):
                     break
                 self._measure(nodes, name, load, step_time, config, visit[-1]["overhead"])
                 last = k == len(loads) - 1
-                self._check(
-                    nodes, workload, step_time, config, "after" if last else "between", visit, first
-                )
-            self.folder.write({"checks": visit, "environment": environment()}, name, "checks.json")
+                when = "after" if last else "between"
+                self._check(nodes, name, step_time, config, when, visit, first)
 
     def _config(self, nodes: Deployment, workload: NodeWorkload) -> EngineConfig:
         """The simulator's engine; what the real one says of itself must agree."""
@@ -166,7 +179,7 @@ class FidelityBench:
     def _check(
         self,
         nodes: Deployment,
-        workload: NodeWorkload,
+        name: str,
         step_time: AnyStepTime,
         config: EngineConfig,
         when: str,
@@ -174,13 +187,14 @@ class FidelityBench:
         first: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Requests one by one on the idle engine: what the way costs, how fast the machine is."""
+        workload = self.plan.workloads[name]
         q = len(workload.new)
         each = max(3, -(-CHECK_REQUESTS // q))
         kind = generator(self.plan.seed, "check", len(visit)).permutation(np.repeat(range(q), each))
         load = workload.load(1.0, step_time, config)
         gap = 1.5 * load.residual_prefill[kind] + SPACING
         requests = Requests(
-            np.cumsum(gap) - gap[0],
+            np.concatenate([[0.0], np.cumsum(gap)[:-1]]),
             kind,
             workload.new[kind].astype(int),
             workload.cached[kind].astype(int),
@@ -205,6 +219,7 @@ class FidelityBench:
             then = np.array(first["unloaded_ttft"])
             check["relative_time"] = float(np.exp(np.mean(np.log(usual / then))))
         visit.append(check)
+        self.folder.write({"checks": visit, "environment": environment()}, name, "checks.json")
         return check
 
     def _measure(

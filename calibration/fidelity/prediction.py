@@ -20,8 +20,9 @@ PROBABILITIES = (0.5, 0.9, 0.99)
 WARM_SHARE = 0.05
 """Share of a run's first requests that count in no figure."""
 BATCHES = 20
-NOT_COMPARED = ("delay_map", "phase_type")
-"""``delay_map`` is the simulator's own table, ``phase_type`` needs a measured service law."""
+NOT_COMPARED = ("delay_map", "phase_type", "step_chain_mix")
+"""``delay_map`` is the simulator's own table, ``phase_type`` needs a measured service law, and
+``step_chain_mix`` is ``step_chain`` where the mix is given."""
 
 
 def figures_of(ttft: np.ndarray) -> np.ndarray:

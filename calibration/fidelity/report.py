@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 
 from calibration.fidelity.analysis import GOAL, SIMULATOR
 from calibration.fidelity.plan import FidelityPlan, Folder
+from calibration.fidelity.policies import LOADS as POLICY_LOADS
+from calibration.fidelity.policies import POLICIES
 from calibration.fidelity.prediction import FIGURES
 from testbed.outcome import dump_json, write_atomically
 from testbed.reporting.page import Section, write_page
@@ -21,30 +23,31 @@ LIMIT = 60.0
 
 def gather(plan: FidelityPlan, folder: Folder) -> dict[str, Any]:
     """All finished cells of a bench, in the order of its plan, with its checks."""
+    wanted = [(name, load) for name in plan.workloads for load in plan.loads]
+    if plan.policies:
+        wanted += [(policy, load) for policy in POLICIES for load in POLICY_LOADS]
     cells = []
-    for name in plan.workloads:
-        for load in plan.loads:
-            found = folder.read(f"{name}-{load:g}", "analysis.json")
-            said = folder.read(f"{name}-{load:g}", "prediction.json")
-            if found is None or said is None:
-                continue
-            kept = ("capacity", "rate", "cpu_seconds", "overhead", "models_written_at")
-            cells.append(
-                {
-                    "workload": name,
-                    "load": load,
-                    "predicted_at": said["written_at"],
-                    **{key: said[key] for key in kept},
-                    **found,
-                }
-            )
+    for name, load in wanted:
+        found = folder.read(f"{name}-{load:g}", "analysis.json")
+        said = folder.read(f"{name}-{load:g}", "prediction.json")
+        if found is None or said is None:
+            continue
+        kept = ("rate", "overhead", "models_written_at")
+        cells.append(
+            {
+                "workload": name,
+                "load": load,
+                "predicted_at": said["written_at"],
+                **{key: said[key] for key in kept},
+                **found,
+            }
+        )
     checks = {n: (folder.read(n, "checks.json") or {}).get("checks", []) for n in plan.workloads}
-    wanted = len(plan.workloads) * len(plan.loads)
     return {
         "plan": plan.header(),
         "cells": cells,
         "checks": checks,
-        "complete": len(cells) == wanted,
+        "complete": len(cells) == len(wanted),
         "summary": summary(cells),
     }
 
