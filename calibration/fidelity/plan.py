@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,21 @@ def make_plan(
         if not 0 < load < 1:
             raise CalibrationError(f"--loads: {load:g} is not in (0, 1)")
     chosen = {name: known[name] for name in names if name != POLICIES}
+    if device is not None:
+        chosen = {name: _told(workload) for name, workload in chosen.items()}
     return FidelityPlan(
         spec, chosen, loads, effort, seconds or SECONDS[effort], seed, POLICIES in names
     )
+
+
+def _told(workload: NodeWorkload) -> NodeWorkload:
+    """One slot less where the slots are the engine section's default, which a device takes for
+    "as recorded"."""
+    if workload.slots != EngineSpec.model_fields["max_sequences"].default:
+        return workload
+    slots = workload.slots - 1
+    what = workload.what.replace(f"{workload.slots} slots", f"{slots} slots")
+    return replace(workload, slots=slots, what=what)
 
 
 def _fitted(path: Path, spec: EngineSpec, *, gpu: bool) -> dict[str, NodeWorkload]:
