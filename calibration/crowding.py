@@ -31,9 +31,9 @@ class CrowdedStages(Stages):
 
     async def crowds(self) -> None:
         """g(n | h; batch, chunk): prompts that arrive together while others decode, in chunks."""
-        if self.journal.is_done("crowd"):
-            return
         design = self.design
+        if design.crowd_most == 0 or self.journal.is_done("crowd"):
+            return
         room = (usable_blocks(self.facts) - await self._used_blocks()) * self.facts.block_size
         cases = crowd_grid(
             self.facts, self.longest, len(self.chain), int(room), self.engine.can_limit_step
@@ -70,6 +70,9 @@ class CrowdedStages(Stages):
         self._chunk = self.facts.token_budget
         try:
             yield
+        except asyncio.CancelledError:
+            self._chunk = self.facts.token_budget  # whoever cancels stops the engine as well
+            raise
         finally:
             if self._chunk != self.facts.token_budget:
                 await self.engine.limit_step(None)

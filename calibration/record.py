@@ -207,10 +207,10 @@ class CrowdPoint(_Data):
     outliers: int = Field(default=0, ge=0)
     apart: int = Field(default=0, ge=0, description="samples left out: they shared no steps")
     predicted: Positive | None = Field(default=None, description="the same by the step time, s")
-    stall: Positive | None = Field(
+    stall: NonNegative | None = Field(
         default=None, description="longest pause between two tokens of a decode meanwhile, s"
     )
-    pause: Positive | None = Field(default=None, description="its usual pause, s")
+    pause: NonNegative | None = Field(default=None, description="its usual pause, s")
     longest_step: Positive | None = Field(
         default=None, description="what the longest pause should be, by the step time, s"
     )
@@ -281,6 +281,9 @@ class LoadRecord(_Data):
     )
     relative_time: tuple[float, float] = Field(
         description="unloaded TTFT before and after this load, over that at the start"
+    )
+    step_relative_time: Positive | None = Field(
+        default=None, description="seconds of this load's own steps over those of the step time"
     )
     reliable: bool = Field(description="whether the intervals hold their level")
     curve: dict[str, tuple[float, ...]] = Field(

@@ -284,10 +284,14 @@ def load_table(loads: Sequence[LoadRecord]) -> Table:
         cells.append(
             figure(f"{significant(x.relative_time[0])} → {significant(x.relative_time[1])}")
         )
+        speed = x.step_relative_time
+        cells.append(figure(None if speed is None else f"{speed:.3f}"))
         rows.append(tuple(cells))
     levels = (f"p{100 * z:g}" for z in QUANTILES)
-    head = ("load", "requests/s", "requests", "mean", *levels, "relative time")
-    note = "Load: share of the measured capacity. ?: the sample does not hold that bound."
+    head = ("load", "requests/s", "requests", "mean", *levels, "unloaded", "steps")
+    note = "Load: share of the measured capacity. ?: the sample does not hold that bound. "
+    note += "Unloaded: relative time of unloaded requests before and after; steps: of this load's "
+    note += "own steps against the step time. "
     if any(not x.reliable for x in loads):
         unsure = ", ".join(f"{x.load:g}" for x in loads if not x.reliable)
         note += f" Too short for its intervals to hold their level: load {unsure}."

@@ -14,6 +14,8 @@ from testbed.step_time import COEFFICIENTS, StepTime
 
 CONTIGUOUS = 1.5e-3
 """s between two steps beyond which the engine had run out of work between them."""
+INTERRUPTED = 3.0
+"""Times its expected seconds beyond which a step was held up by something else."""
 BLOCK = 20
 """Consecutive steps resampled together: neighbours share the machine's speed."""
 BOOTSTRAP = 200
@@ -118,6 +120,21 @@ def fit_steps(rows: Steps, *, seed: int = 0) -> tuple[StepTime, FitReport]:
         coefficients=seen,
         standard_errors={n: float(e) for n, e in zip(names, errors, strict=True)},
     )
+
+
+def relative_step_time(rows: Steps, step_time: StepTime) -> float | None:
+    """Seconds of steps that follow another at once over what the step time says of them.
+
+    1.03: they took 3 % longer. Steps that took thrice as long tell of an interruption, not of
+    the engine's speed, and are left out.
+    """
+    busy = ~rows.idle
+    if not busy.any():
+        return None
+    seconds = rows.seconds[busy]
+    said = rows.columns[busy] @ step_time.vector()
+    usual = seconds < INTERRUPTED * said
+    return float(seconds[usual].sum() / said[usual].sum())
 
 
 def _errors(columns: np.ndarray, seconds: np.ndarray, blocks: np.ndarray, seed: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from calibration.journal import Journal
 from calibration.load import COLUMNS, Load, RequestClass, default_classes
 from calibration.record import Calibration, LoadRecord
 from calibration.stages import Stages
+from calibration.steps import relative_step_time, step_rows
 from calibration.waiting import Setting, load_record, relative_times, step_reasons
 from cluster.engines.base import EngineFacts
 from cluster.engines.step_log import read_steps
@@ -133,8 +134,12 @@ def load_records(
             if s["role"] != "load":
                 continue
             window: dict[str, Any] = {}
+            speed = None
             if log is not None:
                 window = {k: v[s["first"] : s["last"]] for k, v in log.items()}
+                if calibration.step_time is not None:
+                    rows = step_rows(log, [(s["first"], s["last"])])
+                    speed = relative_step_time(rows, calibration.step_time)
             records.append(
                 load_record(
                     name,
@@ -144,6 +149,7 @@ def load_records(
                     setting,
                     (speeds[seen], speeds[min(seen + 1, len(speeds) - 1)]),
                     step_reasons(window) if window else {},
+                    speed,
                 ).model_copy(
                     update={"capacity_error": capacity["error"], "capacity_from_steps": implied}
                 )

@@ -30,6 +30,8 @@ GRID = 120
 """Points of the curves that the record keeps; distances are taken at every observation."""
 SATURATED = "erlang_c, saturated rate"
 SIMULATOR = "step simulator, same arrivals"
+AT_SPEED = "step simulator, at the run's own speed"
+"""The same with every step slower or faster as the run's steps were: without the drift."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,12 @@ def load_record(
     setting: Setting,
     relative_time: tuple[float, float],
     reasons: dict[str, float],
+    speed: float | None = None,
 ) -> LoadRecord:
-    """One load: its measured law with intervals, and each model beside it."""
+    """One load: its measured law with intervals, and each model beside it.
+
+    ``speed``: seconds of the run's steps over what the step time says of them.
+    """
     kinds = np.asarray(run["kind"], dtype=int)
     intended = np.asarray(run["intended"])
     ttft = np.asarray(run["first"]) - intended
@@ -102,7 +108,7 @@ def load_record(
     grid = np.geomspace(resolution, max(top, 1.01 * resolution), GRID)
     measured = _empirical(excess[kept], grid)
     curve = {"seconds": tuple(grid.tolist()), "measured": tuple(measured.tolist())}
-    models, laws = _models(setting, rate, run, cut)
+    models, laws = _models(setting, rate, run, cut, speed)
     fits = []
     for fit, law in zip(models, laws, strict=True):
         if law is None:
@@ -142,6 +148,7 @@ def load_record(
         ),
         ks_noise=ks_noise(half),
         relative_time=relative_time,
+        step_relative_time=speed,
         reliable=mean.reliable and all(q.reliable for q in quantiles.values()),
         curve=curve,
         models=tuple(fits),
@@ -225,7 +232,7 @@ class _Sample:
 
 
 def _models(
-    setting: Setting, rate: float, run: Mapping[str, Any], cut: int
+    setting: Setting, rate: float, run: Mapping[str, Any], cut: int, speed: float | None
 ) -> tuple[list[ModelFit], list[Any]]:
     """Every registered delay model, Erlang-C at the saturated rate, and the step simulator."""
     fits: list[ModelFit] = []
@@ -255,16 +262,23 @@ def _models(
     add(SATURATED, "erlang_c", replace(tier, occupancy=tier.occupancy * slower))
     if setting.step_time is not None:
         fits.append(ModelFit(model=SIMULATOR))
-        laws.append(_simulated(setting, run, cut))
+        laws.append(_simulated(setting, run, cut, 1.0))
+        if speed is not None:
+            fits.append(ModelFit(model=AT_SPEED))
+            laws.append(_simulated(setting, run, cut, speed))
     return fits, laws
 
 
-def _simulated(setting: Setting, run: Mapping[str, Any], cut: int) -> _Sample:
-    """The engine model on the run's own arrivals and lengths, delivery added as when unloaded."""
+def _simulated(setting: Setting, run: Mapping[str, Any], cut: int, speed: float) -> _Sample:
+    """The engine model on the run's own arrivals and lengths, delivery added as when unloaded.
+
+    Every step takes ``speed`` times as long as calibrated.
+    """
     assert setting.step_time is not None
     kinds = np.asarray(run["kind"], dtype=int)
     config = engine_config(setting.facts, setting.pinned_blocks, setting.wake)
-    trace = simulate_same(config, setting.step_time, setting.classes, run)
+    step_time = StepTime.from_vector(speed * setting.step_time.vector())
+    trace = simulate_same(config, step_time, setting.classes, run)
     excess = trace.ttft - simulated_alone(config, setting.step_time, setting.classes)[kinds]
     return _Sample((setting.unloaded[kinds] + excess)[cut:], excess[cut:])
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from calibration.measure import calibrate
 from calibration.paired import engine_config, simulate_same, simulated_alone
 from calibration.prompts import Prompts
 from calibration.record import Calibration
-from calibration.steps import step_rows
+from calibration.steps import relative_step_time, step_rows
 from cluster.engines import make_engine
 from cluster.engines.base import Engine, EngineFacts, Placement
 from cluster.engines.step_log import STEP_COLUMNS, read_steps
@@ -62,6 +63,10 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=48.0, help="of each run")
     parser.add_argument("--core", type=int, default=1)
     asked = parser.parse_args()
+    task = asyncio.current_task()
+    assert task is not None
+    # A bench that is told to end must not leave its engine behind.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     asked.out.mkdir(parents=True, exist_ok=True)
     spec = EngineSpec(name=asked.engine, num_blocks=600, max_sequences=16, max_model_len=2048)
     log = asked.out / "steps.bin"
@@ -139,7 +144,8 @@ def summarise(record: Calibration, facts: EngineFacts, out: Path, log: Path) -> 
         pair = [r for r in runs if r["load"] == rho]
         seen, said, paced, speeds, idle = [], [], [], [], []
         for r in pair:
-            speed = _speed(steps, (r["first"], r["last"]), record.step_time)
+            rows_of = step_rows(steps, [(r["first"], r["last"])])
+            speed = relative_step_time(rows_of, record.step_time) or 1.0
             seen.append(_figures(np.array(r["run"]["first"]) - np.array(r["run"]["intended"])))
             said.append(_figures(_predict(record, facts, r, before, 1.0)))
             paced.append(_figures(_predict(record, facts, r, before, speed)))
@@ -181,16 +187,6 @@ def _predict(
     trace = simulate_same(config, step, CLASSES, kept["run"])
     around = alone - simulated_alone(config, record.step_time, CLASSES)
     return trace.ttft + around[kinds]
-
-
-def _speed(steps: dict[str, np.ndarray], window: tuple[int, int], step_time: StepTime) -> float:
-    """Seconds of a run's steps over what the step time says of the same steps."""
-    rows = step_rows(steps, [window])
-    busy = ~rows.idle
-    said = rows.columns[busy] @ step_time.vector()
-    # A step that another process interrupted says nothing of the engine's speed.
-    usual = rows.seconds[busy] / said < 3.0
-    return float(rows.seconds[busy][usual].sum() / said[usual].sum())
 
 
 def _figures(ttft: np.ndarray) -> dict[str, float]:
