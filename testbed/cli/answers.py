@@ -161,6 +161,10 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with the records in --out")
     ] = False,
+    time_scale: Annotated[
+        float | None,
+        typer.Option("--time-scale", help="device time: wall seconds per device second"),
+    ] = None,
     bind: Annotated[
         str, typer.Option("--bind", help="address that replicas listen on")
     ] = "127.0.0.1",
@@ -176,6 +180,10 @@ def run(
     question = load_scenario(scenario)
     if resume and out is None:
         raise ScenarioError("--resume: needs --out")
+    if time_scale is not None:
+        if question.engine is None or question.engine.device is None:
+            raise ScenarioError("--time-scale: only a device's time can be scaled (engine.device)")
+        question = question.with_field("engine.time_scale", time_scale)
     console = log()
     with replay_progress(console, question.name) as bar:
         outcome = run_scenario(

@@ -17,7 +17,9 @@ from cluster.devices import (
 )
 from cluster.engines import make_engine
 from cluster.engines.base import model_config, model_directory, nominal_bytes_per_token
-from testbed.errors import EngineError
+from testbed.cli.answers import run
+from testbed.errors import EngineError, ScenarioError
+from testbed.presets import preset
 from testbed.scenario import EngineSpec, Scenario
 from testbed.step_time import StepTime
 
@@ -149,3 +151,10 @@ def test_a_device_that_nobody_knows_names_those_that_are_known():
         load_device("abacus")
     with pytest.raises(EngineError, match="No such file"):
         DeviceProfile.load("/nowhere/calibration.json")
+
+
+def test_only_a_devices_time_is_scaled(tmp_path):
+    path = tmp_path / "scenario.yaml"
+    path.write_text(preset("paper-baseline").replace(engine={}).to_yaml())
+    with pytest.raises(ScenarioError, match=r"--time-scale: .*engine\.device"):
+        run(path, time_scale=2.0)
