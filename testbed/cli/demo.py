@@ -72,6 +72,7 @@ def demo(
     Two replicas of a real engine stand for an area with one profile each; three policies at two
     loads are predicted before they are measured. Takes about seven minutes on two cores.
     """
+    from cluster.devices import engine_on_device
     from cluster.session import ray_session
     from testbed.scenario import EngineSpec, WorkloadSpec
 
@@ -92,14 +93,14 @@ def demo(
                 "replicas": replicas,
                 "device": device,
                 "gpus_per_replica": gpus_per_replica,
-                "max_model_len": 4096 if model == "tiny-llama" else 32768,
-                "num_blocks": POOL_BLOCKS if model == "tiny-llama" and device is None else None,
+                **({} if device is not None else _limits(model)),
             }
         )
         workload = WorkloadSpec.model_validate(options)
         EngineSpec.model_validate({"name": deep_engine or engine})
     except ValueError as error:
         raise ScenarioError(f"demo: {error}") from None
+    spec = engine_on_device(spec)
     source, workload = _workload(trace, workload, spec, folder, seed)
     console.print(f"[bold]demo[/] in {folder}: {len(source)} requests of {workload.trace}")
     with ray_session() as cluster:
@@ -175,7 +176,7 @@ class Demo:
         write_report(
             self._folder / "report.html",
             comparison,
-            title=f"Demo: {self._engines()} serving {self._engine.model}",
+            title=f"Demo: {self._engines()} serving {self._engine.model}{self._clock()}",
             calibration=calibrations[0].model_dump(mode="json", exclude_none=True),
             calibration_after=again[0].model_dump(mode="json", exclude_none=True),
             sections=self._of_deep_engine(calibrations[replica], again[replica]),
@@ -308,6 +309,10 @@ class Demo:
         documents = (x.model_dump(mode="json", exclude_none=True) for x in (before, after))
         title = f"Calibration of {self._deep_engine}, under the deep profile"
         return [Section.of(title, *calibration_tables(*documents))]
+
+    def _clock(self) -> str:
+        device = self._engine.device
+        return "" if device is None else f" in the device time of {device}"
 
     def _engines(self) -> str:
         other = self._deep_engine
@@ -453,6 +458,13 @@ def _new_folder(out: Path | None) -> Path:
     return folder
 
 
+def _limits(model: str) -> dict[str, Any]:
+    """Longest request and pool of an engine that computes here; a device brings its own."""
+    if model == "tiny-llama":
+        return {"max_model_len": 4096, "num_blocks": POOL_BLOCKS}
+    return {"max_model_len": 32768}
+
+
 def _workload(
     path: Path | None, workload: Any, engine: EngineSpec, folder: Path, seed: int
 ) -> tuple[Trace, Any]:
@@ -475,6 +487,11 @@ def _workload(
             changes["token_scale"] = min(1.0, kept * engine.block_size / block)
     if workload.max_tokens is None:
         changes["max_tokens"] = engine.max_model_len - 64
+        if engine.device is not None and engine.num_blocks is not None:
+            # A device's pool is what it is: prompts that do not fit beside a profile are dropped.
+            room = (1 - PINNED_SHARE) * engine.num_blocks * engine.block_size
+            outputs = workload.output_tokens or int(trace.output_tokens.max())
+            changes["max_tokens"] = min(changes["max_tokens"], int(room) - outputs)
     return trace, workload.model_copy(update=changes)
 
 
