@@ -49,8 +49,8 @@ test: lint  ## lint, types, unit tests and tests on real engines
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
 	$(BIN)/python -m pytest tests/engine
 
-test-fast: lint  ## without engines, under a minute
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
+test-fast: lint  ## without engines and without what compiles longest, under a minute
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" tests/unit
 
 clean:  ## remove environments, caches and outputs
 	rm -rf $(VENV) .venv-sglang out .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -33,7 +33,10 @@ def plan(
         str, typer.Option("--method", help="of --placement: spsa, or grid (exhaustive)")
     ] = "spsa",
     evaluations: Annotated[
-        int, typer.Option("--evaluations", min=10, help="operating points that spsa may solve")
+        int,
+        typer.Option(
+            "--evaluations", min=10, help="operating points that spsa may solve (SINR: 1 s each)"
+        ),
     ] = 2000,
     parts: Annotated[
         int, typer.Option("--parts", min=1, help="the grid's steps of a fraction: 1/parts")

@@ -23,6 +23,8 @@ _CHECKS = 24
 _FEW_CHECKS = 8
 """Where every density needs tables of its own (a second each)."""
 _SLACK = 1e-9
+_ROUGH_SLACK = 1e-3
+"""Falls of coverage that are rounding: under a power law, and under any other radio model."""
 _STALL = 1e-4
 """Coverage gained by twice the nodes below which more nodes are taken to bring nothing."""
 
@@ -133,6 +135,7 @@ def plan_density(
         return value(density) - coverage
 
     simple = isinstance(system.radio, PowerLaw)
+    slack = _SLACK if simple else _ROUGH_SLACK
     high = start
     while missing(high) < 0 and high < start * _REACH and limit > coverage:
         if not simple and _stalled(value, high):
@@ -143,7 +146,7 @@ def plan_density(
         reason = (
             f"no density reaches coverage {coverage:g} at {deadline:g} s: the limit is {limit:.4g}"
         )
-        monotone, fell = _rises(value)
+        monotone, fell = _rises(value, slack)
         return DensityPlan(
             None, limit, deadline, coverage, monotone,
             reason if fell is None else f"{reason}; {fell}", _checked(value),
@@ -158,7 +161,7 @@ def plan_density(
         answer *= 1.0 + precision
     for density in np.geomspace(answer / 16.0, 2.0 * high, _CHECKS if simple else _FEW_CHECKS):
         value(float(density))
-    monotone, fell = _rises(value)
+    monotone, fell = _rises(value, slack)
     return DensityPlan(answer, value(answer), deadline, coverage, monotone, fell, _checked(value))
 
 
@@ -173,11 +176,11 @@ def _checked(value: _Coverage) -> tuple[tuple[float, float], ...]:
     return tuple(sorted(value.known.items()))
 
 
-def _rises(value: _Coverage) -> tuple[bool, str | None]:
+def _rises(value: _Coverage, slack: float) -> tuple[bool, str | None]:
     """Whether coverage rose at every density known, and where it first fell."""
     pairs = _checked(value)
     for (low, before), (high, after) in pairwise(pairs):
-        if after < before - _SLACK:
+        if after < before - slack:
             return False, (
                 f"coverage falls from {before:.6g} at {low:.4g} to {after:.6g} at {high:.4g} "
                 f"nodes per km²: a smaller density may do"

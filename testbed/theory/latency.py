@@ -94,7 +94,7 @@ class Latency:
                 inside = (left >= 0) & (slope[:, s] > 0)
                 if law is not None and inside.any():
                     mass = slope[inside, s] * weight[inside]
-                    total += p * float(mass @ law.cdf(q, left[inside]))
+                    total += float(p) * float(mass @ law.cdf(q, left[inside]))
         return total
 
     def upper_bound(self, seconds: float) -> float:

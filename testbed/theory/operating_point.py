@@ -10,15 +10,15 @@ from testbed.radio import PowerLaw
 from testbed.routing.policies import Policy
 from testbed.theory.delay.base import DelayModel, TierLoad
 from testbed.theory.delay.erlang_c import ErlangC
+from testbed.theory.fitted import fitted_waits
 from testbed.theory.geometry import associate
-from testbed.theory.overload import overload_growth, overload_reason, penalised_means
-from testbed.theory.search import (
-    SPARE_SERVERS,
-    Search,
-    erlang_waits,
-    fitted_waits,
-    relative_change,
+from testbed.theory.overload import (
+    overload_growth,
+    overload_reason,
+    penalised_means,
+    unsettled_reason,
 )
+from testbed.theory.search import SPARE_SERVERS, Search, erlang_waits, relative_change
 from testbed.theory.system import System
 
 __all__ = [
@@ -50,6 +50,7 @@ class OperatingPoint:
     lost : a policy that looks at waits found no stable point, so that nothing is served
     history : (iterations, S) mean wait of each tier after each step, s (Fig. 6)
     advertised : (Q, S) finite waits that the policy looked at, s
+    unsettled : None, or what is left open where the search did not converge
     """
 
     wait: np.ndarray
@@ -64,6 +65,7 @@ class OperatingPoint:
     lost: bool
     history: np.ndarray
     advertised: np.ndarray
+    unsettled: str | None = None
 
 
 def solve(
@@ -162,10 +164,11 @@ def assemble(search: Search, wait: np.ndarray, converged: bool) -> OperatingPoin
         loads=loads,
         utilisation=rho,
         converged=converged,
-        iterations=search.used,
+        iterations=search.used + search.relaxed,
         feasible=feasible,
-        reason=None if feasible else overload_reason(system, policy, loads, rho),
+        reason=None if feasible else overload_reason(system, policy, loads, rho, converged),
         lost=policy.load_aware and not feasible,
         history=search.history[: search.used],
         advertised=wait,
+        unsettled=None if converged else unsettled_reason(system, actual, wait),
     )

@@ -239,8 +239,8 @@ def plan_placement(
         raise ScenarioError(f"placement: method {method!r} is not one of grid, spsa")
     return Placement(
         fraction=dict(zip(value.system.names, map(float, best), strict=True)),
-        coverage=max(worth, 0.0),
-        feasible=worth >= 0,
+        coverage=max(float(worth), 0.0),
+        feasible=bool(worth >= 0),
         evaluations=value.evaluations,
         method=method,
     )

@@ -130,7 +130,7 @@ def assemble(scenario: Scenario, delay_model: str, latency: Latency) -> Outcome:
     if not point.converged:
         warnings.append(
             f"the operating point did not settle to {scenario.solver.tolerance:g} in "
-            f"{point.iterations} iterations"
+            f"{point.iterations} iterations" + (f": {point.unsettled}" if point.unsettled else "")
         )
     notes = (latency.model.caveat(load) for load in point.loads if load.arrival_rate > 0)
     warnings.extend(note for note in notes if note is not None)

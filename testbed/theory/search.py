@@ -1,23 +1,24 @@
 """Search: the compiled Newton iteration brought to an operating point (Theory D1).
 
 Overloaded tiers get straight-line waits from a number of spare servers on, at first many and then
-few; difficult associations are approached from longer radio delays; delay models other than
-Erlang-C are fitted, solved and refitted.
+few; difficult associations are approached from longer radio delays. Delay models other than
+Erlang-C are fitted (`fitted`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from testbed.routing.policies import Policy
-from testbed.theory.delay.base import DelayModel, ExcessDelay, TierLoad
+from testbed.theory.delay.base import DelayModel
 from testbed.theory.delay.erlang_c import scaled_wait
-from testbed.theory.geometry import associate, radio_area
+from testbed.theory.geometry import association_kernel, radio_area
 from testbed.theory.newton import newton
-from testbed.theory.overload import overload_growth, penalised_means
+from testbed.theory.relaxation import relax
 from testbed.theory.system import System
+from testbed.theory.wait_curve import penalised_level, supported
 
 NEGLIGIBLE_WAIT = 1e-6
 """Waits are compared relative to at least this share of the mean residual prefill: below it a
@@ -26,15 +27,16 @@ change of W̄ moves nothing that is reported."""
 SPARE_SERVERS = (0.1, 1e-3, 1e-5, 1e-7)
 """Free servers below which a node's wait is continued by a straight line, from soft to sharp."""
 
-_DIFFERENCE = 1e-4
-"""Relative step in the load at which a delay model's slope is taken."""
-
 STRETCHES = tuple(4.0**k for k in (6, 12, 18, 24))
 """Radio delays, relative to the real ones, from which a difficult problem is approached."""
 
 _COARSE = 1e-3
+_CLOSER = (1e-3, 1e-5, 1e-7, 1e-9, 1e-11, 1e-13)
+"""Tolerances by which a stretched problem is brought to :data:`_CLOSE`."""
+_CLOSE = 1e-2
+"""Utilisation, or share of the radio delay, by which a stretched problem's point may be off."""
+_ROUNDINGS = 10.0 * float(np.finfo(float).eps)
 _PATIENCE = 40
-_LARGEST_LOG = 460.0
 
 _ARC = 0.03
 """Share of the cost scale at which a step counts as one of waits rather than of utilisation."""
@@ -50,6 +52,7 @@ class Search:
     tolerance: float
     history: np.ndarray
     used: int = 0
+    relaxed: int = 0
 
     def __post_init__(self) -> None:
         system = self.system
@@ -63,14 +66,30 @@ class Search:
         prefill = float(system.probability @ system.residual.mean(axis=1))
         spread = float(np.ptp(system.residual[:, system.density > 0], axis=1).max())
         near = float(system.radio.delay(np.array(1.0 / np.sqrt(np.pi * system.node_density))))
+        self.near = max(near, 1e-300)
         # Every prompt may be a full hit: the radio delay is then the only scale.
         self.floor = NEGLIGIBLE_WAIT * max(prefill, near, 1e-300)
         self.arc = _ARC * max(spread + near, 1e-300)
 
-    def settle(self, level: np.ndarray, spare: float, curve: _Curve) -> bool:
+    def sufficient(self, level: np.ndarray) -> float:
+        """The tolerance that is worth reaching beside the levels (S,).
+
+        Costs round to 10⁻¹⁶ of themselves: where radio delays are a small part of the costs, an
+        association between tied tiers is no finer than that rounding against the delays, and a
+        tier of few nodes feels it most. And where no routing can carry the load all waits are
+        penalties: a coarse point names the same tiers.
+        """
+        if self.system.capacity_margin < 0:
+            return max(self.tolerance, _COARSE)
+        present = self.system.density > 0
+        largest = float(self.fixed[:, present].max() + level[present].max())
+        few = float(self.system.fraction[present].min())
+        return max(self.tolerance, min(_ROUNDINGS * largest / (self.near * few), _COARSE))
+
+    def settle(self, level: np.ndarray, spare: float, curve: Curve) -> bool:
         """Bring ``level`` (S,) to the operating point of the curves, in place."""
         first = level.copy()
-        if self._run(level, spare, curve, 1.0, self.tolerance):
+        if self._run(level, spare, curve, 1.0, self.sufficient(level)):
             return True
         # Where radio delays are short beside other differences of cost the association is all or
         # nothing and its derivative says little: come from longer radio delays, by steps that
@@ -78,32 +97,89 @@ class Search:
         stretch = 1.0
         for stretch in STRETCHES:
             level[:] = first
-            if self._run(level, spare, curve, stretch, _COARSE):
+            if self._approach(level, spare, curve, stretch):
                 break
         factor = 4.0
+        last: tuple[float, np.ndarray] | None = None
         while stretch > 1.0 and factor > 1.02:
             shorter = max(stretch / factor, 1.0)
             trial = level.copy()
-            if self._run(
-                trial, spare, curve, shorter, self.tolerance if shorter == 1.0 else _COARSE
+            if last is not None:
+                # Between tiers whose costs tie the waits differ in proportion to radio delays.
+                trial += (level - last[1]) * ((stretch - shorter) / (last[0] - stretch))
+                np.maximum(trial, 0.0, out=trial)
+            if (
+                self._run(trial, spare, curve, shorter, self.sufficient(trial))
+                if shorter == 1.0
+                else self._approach(trial, spare, curve, shorter)
             ):
+                last = stretch, level.copy()
                 level[:], stretch = trial, shorter
             else:
                 factor **= 0.5
         if stretch > 1.0:
-            return self._run(level, spare, curve, 1.0, self.tolerance, len(self.history))
+            self.relax(level, spare, curve)
+            near = level.copy()
+            if self._run(level, spare, curve, 1.0, self.sufficient(level), len(self.history)):
+                return True
+            if self.mismatch(near, spare, curve) < self.mismatch(level, spare, curve):
+                level[:] = near
+            return False
         return True
+
+    def relax(self, level: np.ndarray, spare: float, curve: Curve) -> None:
+        self.relaxed += relax(
+            self.flow, self.fixed, self.policy.wait_weight * curve.share, curve.burden,
+            self.system.concurrency, curve.exponent, curve.unit, curve.growth,
+            self.area, self.power, spare, level, self.floor,
+            (len(self.history) - self.used - self.relaxed) // 2,
+        )  # fmt: skip
+
+    def _approach(self, level: np.ndarray, spare: float, curve: Curve, stretch: float) -> bool:
+        """Come so near at a stretch that utilisations agree: between tiers whose costs tie waits
+        must be right to a part of the radio delays, whatever their own size."""
+        for tolerance in _CLOSER:
+            if not self._run(level, spare, curve, stretch, tolerance):
+                return False
+            if self.mismatch(level, spare, curve, stretch) < _CLOSE:
+                return True
+        return False
+
+    def mismatch(
+        self, level: np.ndarray, spare: float, curve: Curve, stretch: float = 1.0
+    ) -> float:
+        """Largest |ρ − ρ̂|: the utilisation that a tier gets and the one its wait stands for.
+
+        Tiers whose wait is right to a small part of the radio delays count as 0."""
+        costs = self.fixed + self.policy.wait_weight * curve.share * level
+        area = self.area * stretch**-self.power
+        got = self.flow * association_kernel(costs, area, self.power)
+        worst = 0.0
+        for s in np.flatnonzero((self.flow * curve.burden).sum(axis=0) > 0):
+            servers = int(self.system.concurrency[s])
+            rho = float(got[:, s] @ curve.burden[:, s])
+            mean = float(curve.unit[s])
+            if curve.exponent[s] < 0:
+                weight = got[:, s] if rho > 0 else self.flow[:, s]
+                mean = float(servers * (weight @ curve.burden[:, s]) / weight.sum())
+            ceiling = 1.0 - spare / servers
+            shape = servers, float(curve.exponent[s]), mean, float(curve.growth[s])
+            wait, _ = penalised_level(*shape, rho, ceiling)
+            if abs(wait - level[s]) > _CLOSE * self.near * stretch:
+                expected, _ = supported(*shape, float(level[s]), ceiling, rho)
+                worst = max(worst, abs(rho - expected))
+        return worst
 
     def _run(
         self,
         level: np.ndarray,
         spare: float,
-        curve: _Curve,
+        curve: Curve,
         stretch: float,
         tolerance: float,
         patience: int = _PATIENCE,
     ) -> bool:
-        room = self.history[self.used : self.used + patience]
+        room = self.history[self.used : min(self.used + patience, len(self.history) - self.relaxed)]
         if not len(room):
             return False
         steps, converged = newton(
@@ -127,7 +203,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class _Curve:
+class Curve:
     """W̄_qs = share_qs·unit_s·f_s(ρ_s), as `newton` takes it."""
 
     share: np.ndarray
@@ -146,7 +222,7 @@ def erlang_waits(search: Search, start: np.ndarray | None) -> tuple[np.ndarray, 
     everyone = system.probability @ system.occupancy
     converged = False
     for spare in SPARE_SERVERS:
-        curve = _Curve(
+        curve = Curve(
             share=np.ones(system.shape),
             burden=system.occupancy / system.concurrency,
             exponent=np.full(tiers, -1.0),
@@ -158,128 +234,14 @@ def erlang_waits(search: Search, start: np.ndarray | None) -> tuple[np.ndarray, 
                 ]
             ),
         )
+        softer = level.copy()
         converged = search.settle(level, spare, curve)
+        if not converged and spare < SPARE_SERVERS[0]:
+            # The last point that settled says more than one that did not.
+            level[:] = softer
         if not converged or search.conclusive(spare):
             break
     return np.broadcast_to(level, system.shape).copy(), converged
-
-
-def fitted_waits(
-    search: Search, damping: float, start: np.ndarray | None
-) -> tuple[np.ndarray, bool]:
-    """The same for any delay model: its wait curves are fitted at the loads, solved, refitted.
-
-    A fit ω = m·ρ^k/(1 − ρ) meets the model's mean and slope at the present load, so the refitting
-    converges like Newton's method in the load; what the mix does to the wait enters with the next
-    fit, damped by η when the change grows.
-    """
-    system, policy, model = search.system, search.policy, Remembered(search.model)
-    wait = np.zeros(system.shape) if start is None else start.copy()
-    wait[:, system.density <= 0] = 0.0
-    level = np.zeros(system.shape[1])
-    converged = False
-    for spare in SPARE_SERVERS:
-        ceiling = 1.0 - spare / system.concurrency
-        old: _Curve | None = None
-        growth: np.ndarray | None = None
-        last, grew = np.inf, False
-        association = associate(system, policy.fixed_cost(system.residual, wait))
-        while search.used < len(search.history):
-            curve = _fit(system, model, association, ceiling, growth)
-            if old is not None:
-                curve = _blend(old, curve, damping if grew else 1.0)
-            old = curve
-            if not search.settle(level, spare, curve):
-                break
-            before, wait = wait, curve.share * level
-            association = associate(system, policy.fixed_cost(system.residual, wait))
-            if growth is None and (search.utilisation > ceiling).any():
-                # The slope of the straight line costs evaluations beside saturation, where a
-                # model is slowest: it is asked for only where a tier is on that line.
-                growth = np.array(
-                    [overload_growth(system, model, s, spare) for s in range(system.shape[1])]
-                )
-                old = None
-                continue
-            target = penalised_means(system, model, association, spare)
-            change = relative_change(target, wait, search.floor)
-            grew, last = change > last, change
-            moved = relative_change(before, wait, search.floor)
-            converged = min(change, moved) < search.tolerance
-            if converged:
-                break
-        if not converged or search.conclusive(spare):
-            break
-    return wait, converged
-
-
-class Remembered(DelayModel):
-    """A delay model whose mean is asked for once at each load: a fit's load is the last target's,
-    and models that follow every step of an engine take seconds."""
-
-    def __init__(self, model: DelayModel) -> None:
-        self.model = model
-        self.name = model.name
-        self._means: dict[tuple[str, float, bytes], np.ndarray] = {}
-
-    def utilisation(self, load: TierLoad) -> float:
-        return self.model.utilisation(load)
-
-    def excess(self, load: TierLoad) -> ExcessDelay:
-        return self.model.excess(load)
-
-    def mean(self, load: TierLoad) -> np.ndarray:
-        key = (load.profile, load.arrival_rate, load.weights.tobytes())
-        if key not in self._means:
-            self._means[key] = self.model.mean(load)
-        return self._means[key]
-
-
-def _fit(
-    system: System,
-    model: DelayModel,
-    association: np.ndarray,
-    ceiling: np.ndarray,
-    growth: np.ndarray | None,
-) -> _Curve:
-    """Curves through the model's mean and slope at each tier's load; ``ceiling`` (S,)."""
-    types, tiers = system.shape
-    share = np.ones((types, tiers))
-    burden = system.occupancy / system.concurrency
-    exponent = np.ones(tiers)
-    unit = np.zeros(tiers)
-    for s in range(tiers):
-        load = system.tier_load(association, s)
-        if load.arrival_rate <= 0:
-            load = replace(load, arrival_rate=1.0)
-        rho = model.utilisation(load)
-        if rho <= 0:
-            continue
-        if load.offered_load > 0:
-            burden[:, s] *= rho / (load.offered_load / load.concurrency)
-        at = min(max(rho, 1e-3), float(ceiling[s]))
-        here = model.mean(load if at == rho else load.scaled(at / rho))
-        before = model.mean(load.scaled(at / rho * (1.0 - _DIFFERENCE)))
-        mean, mean_before = float(load.weights @ here), float(load.weights @ before)
-        if mean <= 0:
-            continue
-        share[:, s] = here / mean
-        if mean_before > 0:
-            steepness = np.log(mean / mean_before) / -np.log1p(-_DIFFERENCE)
-            # A wait that vanishes like ρ^k is fitted with a k that its unit can still hold.
-            most = _LARGEST_LOG / max(-np.log(at), 1e-300)
-            exponent[s] = min(max(steepness - at / (1.0 - at), 0.0), most)
-        unit[s] = mean * (1.0 - at) * at ** -exponent[s]
-    if growth is None:
-        growth = np.maximum(unit * ceiling**exponent / (1.0 - ceiling) ** 2, 1e-300)
-    return _Curve(share, burden, exponent, unit, growth)
-
-
-def _blend(old: _Curve, new: _Curve, part: float) -> _Curve:
-    def mix(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return (1.0 - part) * a + part * b
-
-    return _Curve(*(mix(getattr(old, f.name), getattr(new, f.name)) for f in fields(_Curve)))
 
 
 def relative_change(target: np.ndarray, wait: np.ndarray, floor: float) -> float:

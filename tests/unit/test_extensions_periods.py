@@ -96,6 +96,7 @@ def test_planning_ahead_beats_going_greedily():
     assert path.tolist() == [1, 2]
 
 
+@pytest.mark.slow
 def test_planned_coverage_against_simulation():
     plan = plan_periods(SCENARIO, DAY, CANDIDATES, BYTES, 4e7)
     for k in (1, 2):

@@ -125,6 +125,7 @@ def test_theory_and_simulation_share_every_number():
     assert (simulated.fetch > 0).any() and (simulated.fetch < simulated.prefill).all()
 
 
+@pytest.mark.slow
 def test_predicts_what_simulation_finds():
     scenario = with_backhaul(rate=4e8, latency=0.02)
     predicted = predict(scenario)

@@ -87,13 +87,12 @@ class CellLaw:
 class MixedDelay(ExcessDelay):
     """A mixture of laws; a part whose wait never ends has none and adds nothing."""
 
-    def __init__(self, laws: Sequence[ExcessDelay | None], weight: np.ndarray) -> None:
+    def __init__(self, laws: Sequence[ExcessDelay | None], weight: np.ndarray, types: int) -> None:
         self._parts = [(law, float(w)) for law, w in zip(laws, weight, strict=True) if law]
         self.served = sum(w for _, w in self._parts)
         """Probability of a wait that ends."""
         self.lost = 1.0 - self.served if self.served < 1.0 - _ROUNDING else 0.0
         self.wait_probability = self.lost + sum(w * law.wait_probability for law, w in self._parts)
-        types = next(law.mean.size for law, _ in self._parts) if self._parts else 1
         finite = sum((w * law.mean for law, w in self._parts), np.zeros(types))
         self.mean = finite if self.lost == 0 else np.full(types, np.inf)
 
@@ -219,7 +218,9 @@ def _mixed(model: DelayModel, loads: Sequence[TierLoad], cells: CellLaw) -> Mixe
     rates = cells.weight * np.array([own.arrival_rate for own in loads])
     weight = rates / rates.sum() if rates.sum() > 0 else cells.weight
     return MixedDelay(
-        [model.excess(own) if model.utilisation(own) < 1 else None for own in loads], weight
+        [model.excess(own) if model.utilisation(own) < 1 else None for own in loads],
+        weight,
+        loads[0].weights.size,
     )
 
 

@@ -17,7 +17,7 @@ from scipy.optimize import root
 from testbed.routing.policies import Policy
 from testbed.theory.delay.base import DelayModel, TierLoad
 from testbed.theory.operating_point import SPARE_SERVERS, OperatingPoint
-from testbed.theory.overload import overload_growth, overload_reason
+from testbed.theory.overload import overload_growth, overload_reason, unsettled_reason
 from testbed.theory.system import System
 
 Association = Callable[[np.ndarray], np.ndarray]
@@ -146,10 +146,11 @@ def operating_point(
         converged=found.converged,
         iterations=found.iterations,
         feasible=feasible,
-        reason=None if feasible else overload_reason(system, policy, loads, rho),
+        reason=None if feasible else overload_reason(system, policy, loads, rho, found.converged),
         lost=policy.load_aware and not feasible,
         history=found.history,
         advertised=found.wait,
+        unsettled=None if found.converged else unsettled_reason(system, actual, found.wait),
     )
 
 

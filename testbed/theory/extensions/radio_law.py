@@ -196,5 +196,5 @@ class RadioLatency(Latency):
                     continue
                 left = seconds - self.system.residual[q, s] - self._drawn[q][used, s]
                 met = law.cdf(q, left) if waits and law is not None else left >= 0
-                total += p * float(mass[used] @ met.mean(axis=1))
+                total += float(p) * float(mass[used] @ met.mean(axis=1))
         return total
