@@ -8,7 +8,7 @@ device's calibration, the function that the simulator uses.
 
 How many replicas a machine holds is a matter of steps a second: one costs the host about 3 ms of a
 core, a third of it after the tokens have left the engine. Two cores therefore carry some 400 steps
-a second of all replicas together; ``tests/bench/bench_device_time.py hold`` measures it. Six
+a second of all replicas together; ``tests/bench/bench_device_replicas.py hold`` measures it. Six
 replicas of an RTX 4090 with Llama-3.1-8B at 60 % load make 170 steps a second on short chats and
 60 to 140 on Mooncake's prompts at full length. A time scale of k divides both by k.
 """
