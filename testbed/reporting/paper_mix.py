@@ -95,7 +95,7 @@ def best_mix(model: PaperModel, search: MixSearch, free: MixSearch) -> Drawn:
     key(drawing, axes[0])
     heading(drawing, "Best mix of profiles against load, share of the nodes")
 
-    _, shallow, deep = model.order
+    fallback, shallow, deep = model.order
     index = {load: int(np.argmin(np.abs(MIX_LOADS - load))) for load in (LIGHT, MODERATE, HIGH)}
     served = search.coverage.max(axis=1) > 0
     alike = MIX_LOADS[
@@ -111,7 +111,9 @@ def best_mix(model: PaperModel, search: MixSearch, free: MixSearch) -> Drawn:
             reported,
             float(search.best[index[load], deep]),
             tolerance=STEP / 2,
-            note=f"intensity {load:g}",
+            note=f"intensity {load:g}"
+            + _by_assumption(search.best[index[load], deep], MOST_DEEP, "most")
+            + f"; {share(free.best[index[load], deep])} if any mix is allowed",
         )
         for name, reported, load in (
             ("light", 0.20, LIGHT),
@@ -126,7 +128,9 @@ def best_mix(model: PaperModel, search: MixSearch, free: MixSearch) -> Drawn:
             0.50,
             float(search.best[index[HIGH], shallow]),
             tolerance=STEP / 2,
-            note=f"intensity {HIGH:g}; {stays}{beyond}",
+            note=f"intensity {HIGH:g}"
+            + _by_assumption(search.best[index[HIGH], fallback], LEAST_FALLBACK, "least fallback")
+            + f"; {stays}{beyond}; {share(free.best[index[HIGH], shallow])} if any mix is allowed",
         )
     )
     rows = []
@@ -159,12 +163,17 @@ def best_mix(model: PaperModel, search: MixSearch, free: MixSearch) -> Drawn:
         "Best mix of profiles",
         drawing,
         "Exhaustive search of the simplex grid. The paper does not print its candidate set: "
-        f"we take mixes with at least {as_percent(LEAST_FALLBACK)} fallback and at most "
-        f"{as_percent(MOST_DEEP)} "
-        "deep nodes, which its numbers suggest. On the right nothing is excluded.",
+        f"we take mixes with at least {share(LEAST_FALLBACK)} fallback and at most "
+        f"{share(MOST_DEEP)} deep nodes, which its numbers suggest. On the right nothing is "
+        "excluded, and these numbers are not found.",
         tuple(claims),
         (table,),
     )
+
+
+def _by_assumption(found: float, bound: float, what: str) -> str:
+    """Says that a value stands where an assumed bound stops it."""
+    return f", at the {what} that we assume" if abs(found - bound) < STEP / 2 else ""
 
 
 @styled
