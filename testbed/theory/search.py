@@ -76,11 +76,8 @@ class Search:
 
         Costs round to 10⁻¹⁶ of themselves: where radio delays are a small part of the costs, an
         association between tied tiers is no finer than that rounding against the delays, and a
-        tier of few nodes feels it most. And where no routing can carry the load all waits are
-        penalties: a coarse point names the same tiers.
+        tier of few nodes feels it most.
         """
-        if self.system.capacity_margin < 0:
-            return max(self.tolerance, _COARSE)
         present = self.system.density > 0
         largest = float(self.fixed[:, present].max() + level[present].max())
         few = float(self.system.fraction[present].min())
@@ -120,7 +117,10 @@ class Search:
         if stretch > 1.0:
             self.relax(level, spare, curve)
             near = level.copy()
-            if self._run(level, spare, curve, 1.0, self.sufficient(level), len(self.history)):
+            # Where no routing can carry the load waits are penalties, and a coarse point will do.
+            hopeless = self.system.capacity_margin < 0
+            last_resort = _COARSE if hopeless else self.sufficient(level)
+            if self._run(level, spare, curve, 1.0, last_resort, len(self.history)):
                 return True
             if self.mismatch(near, spare, curve) < self.mismatch(level, spare, curve):
                 level[:] = near

@@ -129,6 +129,9 @@ def test_too_few_iterations_are_said() -> None:
     point = solve(at(15.0), LOAD_AWARE, ErlangC(), max_iterations=2)
     assert not point.converged
     assert point.iterations == 2
+    # The search began at waits of 0.
+    assert "a node of deep advertises a mean wait of" in str(point.unsettled)
+    assert solve(at(15.0), LOAD_AWARE, ErlangC()).unsettled is None
 
 
 def test_an_overload_names_the_tier_and_by_how_much() -> None:
@@ -225,6 +228,30 @@ def test_any_radio_settles(alpha: float, xi: float) -> None:
     assert point.association.sum(axis=1) == pytest.approx(1.0, abs=1e-10)
     if xi == 1e4:
         assert point.association[0] == pytest.approx([0.5, 0.5], abs=1e-2)
+
+
+@pytest.mark.parametrize("alpha", [1.2, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("xi", [1e-7, 1e-5, 1e-3])
+def test_ties_at_short_radio_delays_settle(alpha: float, xi: float) -> None:
+    """Two tiers whose costs tie for one of two types: who gets how much hangs on the radio."""
+    tied = _scenario(
+        radio={"model": "power_law", "xi": xi, "alpha": alpha},
+        demand={"intensity": 6.0},
+        requests=[
+            {"name": "q", "probability": 0.7, "tokens": 1000, "decode_occupancy": 0.4},
+            {"name": "r", "probability": 0.3, "tokens": 700, "decode_occupancy": 0.1},
+        ],
+        profiles=[
+            {"name": "a", "fraction": 0.5, "persistent_bytes": 0, "reusable": {"q": 0, "r": 100}},
+            {"name": "b", "fraction": 0.5, "persistent_bytes": 8e8, "reusable": {"q": 800, "r": 0}},
+        ],
+    )
+    point = solve(System.from_scenario(tied), LOAD_AWARE, ErlangC())
+    assert point.converged and point.feasible and point.unsettled is None
+    # Both tiers serve both types or differ by more than radio delays do.
+    gap = point.costs[:, 0] - point.costs[:, 1]
+    shared = (point.association > 1e-6).all(axis=1)
+    assert (np.abs(gap[shared]) < 1e3 * xi).all()
 
 
 @pytest.mark.parametrize("capacity", [1e8, 1e9, 1e12, 1e13])
