@@ -30,6 +30,7 @@ from testbed.simulation.engine_model_state import (
     FIRST,
     FLYING,
     FOLLOWING,
+    FORMED,
     HASH_COUNT,
     HASHED,
     HEAD,
@@ -50,6 +51,7 @@ from testbed.simulation.engine_model_state import (
     REUSABLE,
     RUNNING,
     SCHEDULED,
+    SCHEDULER,
     SPARE,
     SPARES,
     STACK,
@@ -118,30 +120,32 @@ def form_vllm(
         n = min(goal - before, budget)
         if paged:
             have = slots[slot, BLOCKS]
-            need = (before + n + size - 1) // size - slots[slot, RESIDENT]
-            gone = False
-            while need - have > counts[FREE]:
-                preempted += 1
-                victim = preempt(
-                    state,
-                    slots,
-                    lists,
-                    rows,
-                    links,
-                    content,
-                    table,
-                    counts,
-                    facts,
-                    contents,
-                    state[RUNNING] - 1,
-                    rows.shape[1],
-                )
-                if victim == slot:
-                    gone = True
+            resident = slots[slot, RESIDENT]
+            # Most steps need no block; a product tells sooner than a quotient.
+            if before + n > (have + resident) * size:
+                need = (before + n + size - 1) // size - resident
+                gone = False
+                while need - have > counts[FREE]:
+                    preempted += 1
+                    victim = preempt(
+                        state,
+                        slots,
+                        lists,
+                        rows,
+                        links,
+                        content,
+                        table,
+                        counts,
+                        facts,
+                        contents,
+                        state[RUNNING] - 1,
+                        rows.shape[1],
+                    )
+                    if victim == slot:
+                        gone = True
+                        break
+                if gone:
                     break
-            if gone:
-                break
-            if need > have:
                 take(links, content, table, counts, rows, slot, have, need)
                 slots[slot, BLOCKS] = need
         slots[slot, COMPUTED] = before + n
@@ -318,7 +322,8 @@ def skip_decodes(
 
     Called at a boundary where a step is to be formed, while every running request decodes and
     nobody can be admitted. In the steps taken nobody arrives, leaves or lacks a block; which
-    block a sequence gets does not matter, only how many leave the front of the free queue.
+    block a sequence gets does not matter, only how many leave the front of the free queue. The
+    step after them is formed at once where it is known to hold the same sequences: FORMED says.
     """
     running = state[RUNNING]
     flying = state[UNDER_WAY]
@@ -350,6 +355,9 @@ def skip_decodes(
         return
 
     seconds, slope, valid = decode_line(step_time, running, float(context))
+    # The step after which somebody leaves has the same sequences as those taken: it is formed
+    # here as well, if nobody comes and nothing changes until it starts.
+    one_more = state[SCHEDULER] == 0 and steps < valid
     steps = min(steps, valid)
     if steps * (seconds + 0.5 * slope * (steps - 1)) >= room:
         # The fewest steps m whose total m·seconds + slope·m(m−1)/2 fills the room.
@@ -365,13 +373,15 @@ def skip_decodes(
             enough += 1
         # A step formed under way ends one step later.
         steps = min(steps, enough + flying)
+        one_more = False
     if steps < 2:
         return
 
     paged = state[PAGED] != 0
     if paged:
         free = counts[FREE]
-        if running * ((steps + size - 1) // size) > free:
+        if running * ((steps + size) // size) > free:
+            one_more = False
             low, high = np.int64(0), steps
             while low < high:
                 middle = (low + high + 1) // 2
@@ -387,18 +397,24 @@ def skip_decodes(
             steps = low
             if steps < 2:
                 return
+    batch = BATCH + (state[OLDEST] ^ flying)
+    formed = np.int64(one_more)
     for i in range(running):
         slot = lists[ORDER, i]
+        lists[batch, i] = slot
         slots[slot, KNOWN] += steps
-        slots[slot, COMPUTED] += steps
+        computed = slots[slot, COMPUTED] + steps + formed
+        slots[slot, COMPUTED] = computed
         if paged:
             have = slots[slot, BLOCKS]
-            need = (slots[slot, COMPUTED] + size - 1) // size - slots[slot, RESIDENT]
-            if need > have:
+            resident = slots[slot, RESIDENT]
+            if computed > (have + resident) * size:
+                need = (computed + size - 1) // size - resident
                 take(links, content, table, counts, rows, slot, have, need)
                 slots[slot, BLOCKS] = need
             if slots[slot, HASHED] < slots[slot, HASH_COUNT]:
                 note_contents(state, slots, rows, links, content, table, counts, contents, slot)
+        slots[slot, FLYING] += formed
     state[STEPS] += steps
     last = seconds + slope * (steps - 1)
     total = steps * (seconds + 0.5 * slope * (steps - 1))
@@ -409,3 +425,7 @@ def skip_decodes(
         clock[NOW] = first + (total - last)
         clock[LAST_END] = clock[NOW] + last
         clock[ENDS + state[OLDEST]] = clock[LAST_END]
+    if one_more:
+        lists[batch, state[MAX_SEQUENCES]] = running
+        push(state, clock, seconds + slope * steps)
+        state[FORMED] = 1
