@@ -26,31 +26,22 @@ from typing import Any
 
 import numpy as np
 
-from cluster.engines.base import (
-    Engine,
-    EngineFacts,
-    EngineLoad,
-    Generation,
-    is_random_model,
-    model_config,
-    model_directory,
-    nominal_bytes_per_token,
+from cluster.engines.base import Engine, EngineFacts, EngineLoad, Generation, model_directory
+from cluster.engines.pinned_blocks import PinnedBlocks
+from cluster.engines.sglang_arguments import (
+    LENGTH_MARGIN,
+    bytes_per_token,
+    check_length,
+    server_arguments,
 )
 from cluster.engines.sglang_workplace import Workplace
 from cluster.engines.step_log import STEP_LOG_VARIABLE
 from testbed.errors import EngineError
 
-BYTES_PER_VALUE = {"bfloat16": 2, "float16": 2, "float32": 4, "auto": 2}
 PLATFORM = "testbed_cpu"
 MAKE = "make sglang"
-CPU_POOL_BYTES = 2**30
-"""KV pool on a CPU where the scenario names none: SGLang would take most of the memory."""
-
 FLUSH_PATIENCE = 2.0
 """s that a request may take to leave the scheduler after its last token was seen."""
-
-LENGTH_MARGIN = 8
-"""SGLang keeps a few positions of its context to itself; they are added, never used."""
 
 
 class SglangEngine(Engine):
@@ -67,6 +58,7 @@ class SglangEngine(Engine):
     """
 
     name = "sglang"
+    can_limit_step = True
 
     def __init__(self, *args: Any, arguments: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -74,8 +66,9 @@ class SglangEngine(Engine):
         self._engine: Any = None
         self._workplace: Workplace | None = None
         self._pinned: dict[str, np.ndarray] = {}
-        self._pinned_tokens = 0
+        self._blocks = PinnedBlocks(self.spec.block_size)
         self._pool = 0
+        self._budget = 0
         self._controls = 0
         self._rpc = asyncio.Lock()
         self._inside: set[asyncio.Task[Any]] = set()
@@ -87,7 +80,7 @@ class SglangEngine(Engine):
 
     async def start(self) -> EngineFacts:
         directory = model_directory(self.spec.model)
-        self._check_length(directory)
+        check_length(self.spec, directory)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
             import torch
@@ -110,7 +103,8 @@ class SglangEngine(Engine):
             ) from None
 
         sglang_scheduler.register()
-        arguments = self._server_arguments(directory, on_cpu) | self._arguments
+        arguments = server_arguments(self.spec, directory, self.placement.seed, on_cpu)
+        arguments |= self._arguments
         self._environment(sglang_scheduler)
 
         self._workplace = Workplace()
@@ -131,21 +125,6 @@ class SglangEngine(Engine):
         # This one would kill every child of this process, Ray's and other engines' too.
         atexit.unregister(self._engine.shutdown)
         return self._facts(directory, arguments, sglang.__version__, on_cpu)
-
-    def _check_length(self, directory: str) -> None:
-        if not os.path.isdir(directory):
-            return
-        config = model_config(directory)
-        limit = config.get("max_position_embeddings")
-        if limit is None or config.get("rope_scaling"):
-            return
-        if self.spec.max_model_len > limit:
-            raise EngineError(
-                f"engine.max_model_len: {self.spec.max_model_len} is more than the model's "
-                f"{limit} positions"
-            )
-        if self.spec.max_model_len + LENGTH_MARGIN > limit:
-            os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
 
     def _prepare_cpu(self) -> None:
         if not any(p.name == PLATFORM for p in entry_points(group="sglang.srt.platforms")):
@@ -168,50 +147,6 @@ class SglangEngine(Engine):
             else:
                 os.environ[name] = str(value)
 
-    def _server_arguments(self, directory: str, on_cpu: bool) -> dict[str, Any]:
-        spec = self.spec
-        arguments: dict[str, Any] = {
-            "model_path": directory,
-            "load_format": "dummy" if is_random_model(directory) else "auto",
-            "skip_tokenizer_init": True,
-            "dtype": spec.dtype,
-            "page_size": spec.block_size,
-            "context_length": spec.max_model_len + LENGTH_MARGIN,
-            "max_running_requests": spec.max_sequences,
-            "chunked_prefill_size": max(spec.token_budget, spec.block_size),
-            "random_seed": self.placement.seed,
-            "radix_cache_backend": "testbed_pinning",
-            "incremental_streaming_output": True,
-            "sleep_on_idle": True,
-            "log_level": "error",
-        }
-        blocks = spec.num_blocks
-        if on_cpu:
-            arguments |= {
-                "device": "cpu",
-                "attention_backend": "torch_native",
-                "sampling_backend": "pytorch",
-                "disable_cuda_graph": True,
-                "disable_overlap_schedule": True,
-            }
-            if blocks is None and os.path.isdir(directory):
-                kappa = self._bytes_per_token(directory)
-                blocks = max(2, int(CPU_POOL_BYTES / kappa / spec.block_size))
-        if blocks is not None:
-            pool = blocks * spec.block_size
-            if pool <= spec.block_size + LENGTH_MARGIN:
-                raise EngineError(
-                    f"engine.num_blocks: a KV pool of {blocks} blocks of {spec.block_size} tokens "
-                    f"is too small: one request alone keeps {spec.block_size + LENGTH_MARGIN}"
-                )
-            arguments["max_total_tokens"] = pool
-        return arguments
-
-    def _bytes_per_token(self, directory: str) -> float:
-        if not os.path.isdir(directory):
-            return 0.0
-        return nominal_bytes_per_token(model_config(directory), BYTES_PER_VALUE[self.spec.dtype])
-
     def _facts(
         self, directory: str, arguments: dict[str, Any], version: str, on_cpu: bool
     ) -> EngineFacts:
@@ -220,6 +155,7 @@ class SglangEngine(Engine):
         info = self._engine._scheduler_init_result.scheduler_infos[0]
         manager = self._engine.tokenizer_manager
         self._pool = int(info["max_total_num_tokens"])
+        self._budget = int(arguments["chunked_prefill_size"])
         model = manager.model_config
         return EngineFacts(
             name=self.name,
@@ -229,11 +165,11 @@ class SglangEngine(Engine):
             device="cpu" if on_cpu else torch.cuda.get_device_name(0),
             num_blocks=self._pool // self.spec.block_size,
             block_size=self.spec.block_size,
-            bytes_per_token=self._bytes_per_token(directory),
+            bytes_per_token=bytes_per_token(self.spec, directory),
             vocabulary=int(model.vocab_size),
             max_model_len=self.spec.max_model_len,
             max_sequences=self.spec.max_sequences,
-            token_budget=int(arguments["chunked_prefill_size"]),
+            token_budget=self._budget,
             clock="wall clock",
             extra={
                 "random_weights": arguments["load_format"] == "dummy",
@@ -250,7 +186,7 @@ class SglangEngine(Engine):
         engine, self._engine = self._engine, None
         for task in self._inside:
             task.cancel()
-        self._keep({})
+        self._release()
         manager = getattr(engine, "tokenizer_manager", None)
         if manager is not None:
             # It takes the end of a process for a crash and then ends its own.
@@ -352,14 +288,14 @@ class SglangEngine(Engine):
         """Refuse what SGLang would cut short or let wait for ever beside the pinned prefixes."""
         page = self.spec.block_size
         whole = -(-len(tokens) // page) * page + output_tokens + max(page + 1, LENGTH_MARGIN)
-        missing = len(tokens) + output_tokens + page + 1 - (self._pool - self._pinned_tokens)
+        pinned = self._blocks.count * page
+        missing = len(tokens) + output_tokens + page + 1 - (self._pool - pinned)
         if missing > 0:
-            prompt = np.asarray(tokens)
-            missing -= max((_common(prompt, p, page) for p in self._pinned.values()), default=0)
+            missing -= self._blocks.covered(tokens)
         if whole > self._pool or missing > 0:
             raise EngineError(
                 f"a request of {len(tokens)} + {output_tokens} tokens does not fit in the KV pool "
-                f"of {self._pool} tokens, {self._pinned_tokens} of them pinned (engine.num_blocks)"
+                f"of {self._pool} tokens, {pinned} of them pinned (engine.num_blocks)"
             )
 
     # -- pins --
@@ -382,16 +318,14 @@ class SglangEngine(Engine):
     async def _pin(self, name: str, tokens: np.ndarray) -> None:
         self._controls += 1
         await self._serve(f"pin-{name}-{self._controls}", tokens, 1, {"testbed_pin": name})
-        self._keep({**self._pinned, name: tokens})
+        self._pinned[name] = tokens
+        self._blocks.add(name, tokens)
 
-    def _keep(self, pinned: dict[str, np.ndarray]) -> None:
-        self._pinned = pinned
-        self._pinned_tokens = 0
-        seen: list[np.ndarray] = []
-        for tokens in pinned.values():
-            shared = max((_common(tokens, s, self.spec.block_size) for s in seen), default=0)
-            self._pinned_tokens += len(tokens) - shared
-            seen.append(tokens)
+    def _release(self) -> dict[str, np.ndarray]:
+        """Nothing counts as pinned any more; returns what did."""
+        pinned, self._pinned = self._pinned, {}
+        self._blocks = PinnedBlocks(self.spec.block_size)
+        return pinned
 
     async def unpin(self, name: str) -> None:
         if self._engine is None:
@@ -400,7 +334,8 @@ class SglangEngine(Engine):
             raise EngineError(f"unpin {name!r}: nothing is pinned under this name")
         async with self._rpc:
             await asyncio.to_thread(self._engine.collective_rpc, "testbed_unpin", name=name)
-        self._keep({key: tokens for key, tokens in self._pinned.items() if key != name})
+        del self._pinned[name]
+        self._blocks.remove(name)
 
     async def forget(self) -> None:
         if self._engine is None:
@@ -410,10 +345,24 @@ class SglangEngine(Engine):
             if time.perf_counter() > deadline:
                 raise EngineError("the prefix cache could not be emptied: requests are running")
             await asyncio.sleep(0.005)
-        pinned = self._pinned
-        self._keep({})
-        for name, tokens in pinned.items():
+        for name, tokens in self._release().items():
             await self._pin(name, tokens)
+
+    async def limit_step(self, tokens: int | None) -> None:
+        if self._engine is None:
+            raise EngineError("the engine is not running")
+        # SGLang cuts a prompt between two pages, so that a step holds one page at least.
+        if tokens is not None and not self.spec.block_size <= tokens <= self._budget:
+            raise EngineError(
+                f"limit_step: {tokens} tokens are not between {self.spec.block_size} and "
+                f"{self._budget}"
+            )
+        if self._inside:
+            raise EngineError("the tokens of a step cannot change: requests are running")
+        async with self._rpc:
+            await asyncio.to_thread(
+                self._engine.collective_rpc, "testbed_limit_step", tokens=tokens
+            )
 
     async def load(self) -> EngineLoad:
         if self._engine is None:
@@ -430,11 +379,3 @@ class SglangEngine(Engine):
             prefix_hits=self._hits,
             preemptions=self._preemptions,
         )
-
-
-def _common(a: np.ndarray, b: np.ndarray, page: int) -> int:
-    """Length of the common prefix in whole pages."""
-    n = min(len(a), len(b))
-    different = np.flatnonzero(a[:n] != b[:n])
-    length = int(different[0]) if len(different) else n
-    return length // page * page

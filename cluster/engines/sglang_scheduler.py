@@ -1,4 +1,4 @@
-"""SGLang's own scheduler and radix cache with three additions: pins, stamps and a step log.
+"""SGLang's own scheduler and radix cache, with pins, a movable budget, stamps and a step log.
 
 :class:`PinningEngine` starts them through the seams that SGLang offers for it. Nothing of the
 scheduling itself is changed: admission, chunking, retraction and eviction are SGLang's.
@@ -11,6 +11,9 @@ Pinning
 Reuse
     With ``TESTBED_REUSE=pinned`` a request matches pinned prefixes alone, as the model's
     persistent profiles say; what else the tree still holds is recomputed.
+
+Budget
+    :meth:`PinningScheduler.testbed_limit_step` bounds the prefills of the steps that follow.
 
 Stamps
     Tokens carry their request's perf_counter stamps as they were taken. SGLang's own are moved to
@@ -46,6 +49,7 @@ from sglang.srt.mem_cache.registry import (
 )
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_schedule
 
 from cluster.engines.step_log import STEP_COLUMNS, STEP_LOG_VARIABLE
 
@@ -189,6 +193,10 @@ class PinningScheduler(Scheduler):
         """Called by name through SGLang's ``collective_rpc``."""
         self.tree_cache.unpin(name)
         self.publish_load_snapshot(force=True)
+
+    def testbed_limit_step(self, tokens: int | None) -> None:
+        """Bound the prefills of the steps that follow; None: as the engine was started."""
+        self.chunked_prefill_size = tokens or get_schedule().chunked_prefill_size
 
     def flush_cache(self, empty_cache: bool = True) -> bool:
         # On a CPU that is a garbage collection, for a second, which returns nothing to the pool.

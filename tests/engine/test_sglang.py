@@ -16,6 +16,7 @@ import pytest
 from cluster.engines import doctor, make_engine
 from cluster.engines import sglang as sglang_engine
 from cluster.engines.base import Placement, model_directory
+from cluster.engines.sglang_arguments import server_arguments
 from cluster.engines.step_log import read_steps
 from testbed.cli import main
 from testbed.errors import EngineError
@@ -291,6 +292,22 @@ def test_the_step_log_accounts_for_every_token(engine, folder):
         assert (steps[before] <= steps[after]).all()
 
 
+def test_a_limit_cuts_prompts_into_smaller_steps_until_it_is_lifted(engine, folder):
+    def chunks(tag: str) -> list[float]:
+        rows = len(read_steps(folder / "steps.bin")["started"])
+        engine("forget")
+        assert engine.generate(tag, prompt(9, 500)).cached_tokens == 0
+        return list(read_steps(folder / "steps.bin")["new_tokens"][rows:])
+
+    assert chunks("whole") == [500]
+    engine("limit_step", 128)
+    assert chunks("cut") == [128, 128, 128, 116]
+    engine("limit_step", None)
+    assert chunks("again") == [500]
+    with pytest.raises(EngineError, match="513 tokens are not between 32 and 512"):
+        engine("limit_step", 513)
+
+
 def test_bad_requests_are_one_line(engine):
     with pytest.raises(EngineError, match=r"longer than the engine's limit of 2048"):
         engine.generate("long", prompt(10, 2040), 10)
@@ -400,11 +417,11 @@ async def test_a_version_without_the_seams_is_one_line(monkeypatch):
 async def test_impossible_sizes_are_one_line(monkeypatch):
     with pytest.raises(EngineError, match=r"engine\.max_model_len: 9000 is more than .* 8192"):
         await make_engine(SPEC.model_copy(update={"max_model_len": 9000})).start()
-    tiny = make_engine(SPEC.model_copy(update={"num_blocks": 2, "block_size": 8}))
+    tiny = SPEC.model_copy(update={"num_blocks": 2, "block_size": 8})
     with pytest.raises(
         EngineError, match=r"engine\.num_blocks: a KV pool of 2 blocks .* too small"
     ):
-        tiny._server_arguments(model_directory("tiny-llama"), True)
+        server_arguments(tiny, model_directory("tiny-llama"), 0, on_cpu=True)
 
 
 def found(**changes):
