@@ -18,9 +18,6 @@ ENGINES = {
 }
 """Name in a scenario -> ``module:class``; the module is imported when the engine is made."""
 
-IN_DEVICE_TIME = ("vllm", "emulated")
-"""Engines that can take a measured device's time: vLLM's worker replaced, or no model at all."""
-
 
 def make_engine(spec: EngineSpec, placement: Placement | None = None) -> Engine:
     """The engine that ``spec.name`` names, not started.
@@ -28,13 +25,13 @@ def make_engine(spec: EngineSpec, placement: Placement | None = None) -> Engine:
     Raises
     ------
     EngineError
-        The name is unknown, the engine's module cannot be imported here, or it knows no device
-        time.
+        The name is unknown, the engine's module cannot be imported here, or the time of an engine
+        that computes is to be scaled.
     """
-    if spec.device is not None and spec.name not in IN_DEVICE_TIME:
+    if spec.time_scale != 1 and spec.device is None and spec.name != "emulated":
         raise EngineError(
-            f"engine.device: {spec.name} knows no device time; it is one of "
-            f"{', '.join(IN_DEVICE_TIME)}"
+            f"engine.time_scale: {spec.time_scale:g}: {spec.name} computes, and only a device's "
+            "time can be scaled (engine.device)"
         )
     try:
         module, _, name = ENGINES[spec.name].partition(":")

@@ -12,6 +12,9 @@ What its stamps and steps mean, beside vLLM's:
   finished requests.
 - Cached tokens come in pages of ``block_size`` tokens; SGLang itself would take single tokens.
 - A request is admitted when its prompt, its whole output and one page more fit beside what runs.
+
+With ``engine.device`` the model's arithmetic is replaced by the step time of a measured device
+(:mod:`cluster.engines.sglang_device_time`); everything else stays SGLang's.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from typing import Any
 
 import numpy as np
 
+from cluster.devices import DeviceProfile, engine_on_device, load_device
 from cluster.engines.base import Engine, EngineFacts, EngineLoad, Generation, model_directory
+from cluster.engines.device_time_clock import Ledger, prepare_owner
 from cluster.engines.pinned_blocks import PinnedBlocks
 from cluster.engines.sglang_arguments import (
     LENGTH_MARGIN,
@@ -62,6 +67,11 @@ class SglangEngine(Engine):
 
     def __init__(self, *args: Any, arguments: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._ledger: Ledger | None = None
+        self._profile: DeviceProfile | None = None
+        if self.spec.device is not None:
+            self._profile = load_device(self.spec.device)
+            self.spec = engine_on_device(self.spec)
         self._arguments = dict(arguments or {})
         self._engine: Any = None
         self._workplace: Workplace | None = None
@@ -106,13 +116,21 @@ class SglangEngine(Engine):
         arguments = server_arguments(self.spec, directory, self.placement.seed, on_cpu)
         arguments |= self._arguments
         self._environment(sglang_scheduler)
+        engine_class: Any = sglang_scheduler.PinningEngine
+        if self._profile is not None:
+            from cluster.engines import sglang_device_time
+
+            arguments["disable_overlap_schedule"] = not self._profile.async_scheduling
+            self._ledger = Ledger.create()
+            sglang_device_time.set_options(self._profile, self.spec.time_scale, self._ledger.path)
+            engine_class = sglang_device_time.DeviceTimeEngine
 
         self._workplace = Workplace()
         failure = self._workplace.failure
         os.environ[sglang_scheduler.FAILURE_VARIABLE] = str(failure)
         try:
             with self._workplace.founding():
-                self._engine = sglang_scheduler.PinningEngine(**arguments)
+                self._engine = engine_class(**arguments)
         except (ValueError, RuntimeError, OSError, AssertionError) as error:
             reason = failure.read_text() if failure.exists() else str(error)
             first = next((x for x in reason.splitlines() if x.strip()), repr(error))
@@ -124,6 +142,10 @@ class SglangEngine(Engine):
         self._workplace.note_shared_memory(shared)
         # This one would kill every child of this process, Ray's and other engines' too.
         atexit.unregister(self._engine.shutdown)
+        if self._ledger is not None:
+            self._ledger.unlink()
+            await asyncio.to_thread(self._engine.collective_rpc, "testbed_device_time_host")
+            prepare_owner()
         return self._facts(directory, arguments, sglang.__version__, on_cpu)
 
     def _prepare_cpu(self) -> None:
@@ -152,6 +174,15 @@ class SglangEngine(Engine):
     ) -> EngineFacts:
         import torch
 
+        paced: dict[str, Any] = {}
+        device = "cpu" if on_cpu else torch.cuda.get_device_name(0)
+        if self._profile is not None:
+            device = self._profile.device.name
+            paced["device_time"] = {
+                **self._profile.facts(),
+                "time_scale": self.spec.time_scale,
+                "text": "placeholders: nothing is computed",
+            }
         info = self._engine._scheduler_init_result.scheduler_infos[0]
         manager = self._engine.tokenizer_manager
         self._pool = int(info["max_total_num_tokens"])
@@ -162,7 +193,7 @@ class SglangEngine(Engine):
             version=version,
             model=self.spec.model,
             dtype=str(model.dtype).removeprefix("torch."),
-            device="cpu" if on_cpu else torch.cuda.get_device_name(0),
+            device=device,
             num_blocks=self._pool // self.spec.block_size,
             block_size=self.spec.block_size,
             bytes_per_token=bytes_per_token(self.spec, directory),
@@ -170,8 +201,9 @@ class SglangEngine(Engine):
             max_model_len=self.spec.max_model_len,
             max_sequences=self.spec.max_sequences,
             token_budget=self._budget,
-            clock="wall clock",
+            clock="wall clock" if self._profile is None else "device time",
             extra={
+                **paced,
                 "random_weights": arguments["load_format"] == "dummy",
                 "async_scheduling": not arguments.get("disable_overlap_schedule", False),
                 "chunked_prefill": True,
@@ -184,6 +216,10 @@ class SglangEngine(Engine):
 
     async def stop(self) -> None:
         engine, self._engine = self._engine, None
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.unlink()
+            ledger.close()
         for task in self._inside:
             task.cancel()
         self._release()
@@ -347,6 +383,8 @@ class SglangEngine(Engine):
             await asyncio.sleep(0.005)
         for name, tokens in self._release().items():
             await self._pin(name, tokens)
+        if self._ledger is not None:
+            self._ledger.restart()
 
     async def limit_step(self, tokens: int | None) -> None:
         if self._engine is None:
@@ -378,4 +416,5 @@ class SglangEngine(Engine):
             prefix_queries=self._queries,
             prefix_hits=self._hits,
             preemptions=self._preemptions,
+            pace=None if self._ledger is None else self._ledger.read(),
         )

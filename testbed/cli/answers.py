@@ -181,7 +181,8 @@ def run(
     if resume and out is None:
         raise ScenarioError("--resume: needs --out")
     if time_scale is not None:
-        if question.engine is None or question.engine.device is None:
+        engine = question.engine
+        if engine is None or (engine.device is None and engine.name != "emulated"):
             raise ScenarioError("--time-scale: only a device's time can be scaled (engine.device)")
         question = question.with_field("engine.time_scale", time_scale)
     console = log()

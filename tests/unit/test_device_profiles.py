@@ -141,9 +141,9 @@ def test_a_record_that_will_not_do_is_refused_in_one_line(tmp_path, changes, lin
     assert "\n" not in str(error.value) and str(error.value).startswith("engine.")
 
 
-def test_engines_that_compute_whatever_they_are_told_are_refused():
-    with pytest.raises(EngineError, match="sglang knows no device time"):
-        make_engine(EngineSpec(name="sglang", device="rtx4090"))
+def test_the_time_of_an_engine_that_computes_cannot_be_scaled():
+    with pytest.raises(EngineError, match=r"engine\.time_scale: 2: sglang computes"):
+        make_engine(EngineSpec(name="sglang", time_scale=2.0))
 
 
 def test_a_device_that_nobody_knows_names_those_that_are_known():
