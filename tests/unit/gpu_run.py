@@ -79,9 +79,18 @@ def write_profile(folder: Path, *, mixed: bool = True, skip: tuple[int, ...] = (
 
 
 def write_run(
-    folder: Path, *, requests: int = 60, meta: dict[str, Any] | None = None, blocks: int = 120
+    folder: Path,
+    *,
+    requests: int = 60,
+    meta: dict[str, Any] | None = None,
+    blocks: int = 120,
+    model: dict[str, Any] | None = None,
 ) -> Path:
-    """A folder as LLMServingSim's bench leaves it, with the stamps of a simulated engine."""
+    """A folder as LLMServingSim's bench leaves it, with the stamps of a simulated engine.
+
+    ``model`` replaces fields of :data:`CONFIG`.
+    """
+    shape = {**CONFIG, **(model or {})}
     folder.mkdir(parents=True)
     write_profile(folder / "profile")
     document: dict[str, Any] = {
@@ -92,7 +101,7 @@ def write_run(
         "kv_cache": {"num_gpu_blocks": blocks, "block_size": 16, "enable_prefix_caching": True},
         "hardware": {"device_name": "GPU of the tests", "device_total_memory_bytes": 4e9},
         "resolved_config": {
-            "model_config": {"max_model_len": 2048, "hf_config": dict(CONFIG)},
+            "model_config": {"max_model_len": 2048, "hf_config": shape},
             "scheduler_config": {"async_scheduling": True},
             "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]},
         },
@@ -102,7 +111,9 @@ def write_run(
     rng = np.random.default_rng(5)
     arrival = np.cumsum(rng.exponential(0.02, requests))
     inputs, outputs = rng.integers(20, 300, requests), rng.integers(2, 60, requests)
-    step_time = read_profile(folder / "profile", layers=6, padding=[1, 2, 4, 8, 16]).step_time
+    step_time = read_profile(
+        folder / "profile", layers=shape["num_hidden_layers"], padding=[1, 2, 4, 8, 16]
+    ).step_time
     config = EngineConfig(
         token_budget=512,
         max_sequences=16,

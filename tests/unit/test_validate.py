@@ -97,6 +97,33 @@ def test_a_missing_pool_size_is_derived_and_said(run, tmp_path):
     assert any("num_gpu_blocks" in note and "derived" in note for note in facts.notes)
 
 
+@pytest.mark.parametrize(
+    ("layers", "heads", "kv_heads", "head_dim"),
+    [(2, 16, 1, 64), (40, 40, 40, 128), (24, 14, 2, 96)],
+)
+def test_models_and_gpus_unseen(tmp_path, layers, heads, kv_heads, head_dim):
+    """Any number of layers and heads, the pool stated or derived from the GPU's memory."""
+    shape = {
+        "num_hidden_layers": layers,
+        "hidden_size": heads * 64,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+    memory = 24e9
+    meta = {"hardware": {"device_name": "another GPU", "device_total_memory_bytes": memory}}
+    folder = write_run(tmp_path / "run", requests=30, model=shape, meta=meta, blocks=90)
+    result = validate(folder)
+    assert result.engine["layers"] == layers and result.engine["num_blocks"] == 90
+    assert all(abs(e) < 1e-4 for e in result.ttft_error_percent.values())
+    bare = read_run(rewrite(folder, tmp_path, kv_cache__num_gpu_blocks=None))
+    block = 2 * layers * kv_heads * head_dim * 2 * 16
+    weights = bare.engine.architecture.parameters * 2
+    assert bare.engine.num_blocks <= (0.9 * memory - weights) / block
+    assert bare.engine.num_blocks >= 0.8 * (0.9 * memory - weights) / block
+    assert any("derived" in note for note in bare.notes)
+
+
 def test_what_meta_leaves_out_is_taken_from_defaults_and_said(run, tmp_path):
     copy = rewrite(
         run,
