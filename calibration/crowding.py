@@ -91,13 +91,9 @@ class CrowdedStages(Stages):
             for _ in range(crowd.decodes)
         ]
         if crowd.decodes:
-            # By now every decode has its first token: a prefill step and this many decodes.
-            deadline = time.perf_counter() + 5.0
-            while (await self.engine.load()).running < crowd.decodes:
-                if time.perf_counter() > deadline:
-                    break
-                await asyncio.sleep(POLL)
-            await asyncio.sleep(self.design.spacing)
+            # Sent, and served, after all of them: when it has its token, so has every decode.
+            await asyncio.sleep(POLL)
+            await self._generate(self._prompts.cold(1), 1)
         else:
             # Whoever finds the engine idle starts at once and alone: one ahead keeps it busy
             # until all have come.
@@ -117,12 +113,14 @@ class CrowdedStages(Stages):
         together &= all(g.cached_tokens == crowd.cached for g in served)
         for g in running if crowd.decodes else ():
             times = np.array(g.token_times)
-            together &= bool(times[0] <= first and times[-1] >= last)
+            begun = times[0] if g.engine_first_token is None else g.engine_first_token
+            together &= bool(begun <= first and times[-1] >= last)
             gaps = np.diff(times)
             meanwhile = (times[1:] > first) & (times[:-1] < last)
             pauses += gaps[~meanwhile].tolist()
             stalls += gaps[meanwhile].tolist()
-            context.append(DECODE_PROMPT + int((times <= first).sum()))
+            # What the newest token adds is computed in the step itself.
+            context.append(DECODE_PROMPT + max(int((times <= first).sum()), 1) - 1)
         self.journal.add(
             "crowd",
             crowd=crowd,
