@@ -134,8 +134,13 @@ def solve(
         last = settle(rho, last if last is not None and last.feasible else None)
         return space.demand(last.costs, rho)
 
-    rho, settled = shared_links(demand, tiers, tolerance=tolerance)
-    asked = demand(rho)
+    if policy.load_aware and system.capacity_margin < 0:
+        # No routing can serve it, however fast the radio: its own load decides nothing.
+        asked, settled = demand(np.zeros(tiers)), True
+        rho = np.minimum(asked, MOST_BUSY)
+    else:
+        rho, settled = shared_links(demand, tiers, tolerance=tolerance)
+        asked = demand(rho)
     point = settle(rho, last)
     reasons = [] if point.reason is None else [point.reason]
     reasons += [
