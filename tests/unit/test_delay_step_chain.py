@@ -17,6 +17,7 @@ from testbed.theory.delay.base import TierLoad, get_delay_model
 from testbed.theory.delay.birth_death import BirthDeath
 from testbed.theory.delay.step_chain import Chain, StepChain, solve
 from testbed.theory.delay.step_chain_batch import two_points
+from testbed.theory.delay.step_chain_mix import MixedStepChain, surrounding
 from testbed.theory.delay.step_chain_slots import SequenceSlots
 from testbed.theory.delay.token_server import TokenServer
 
@@ -208,3 +209,55 @@ def test_an_engine_without_calibration_is_named():
         get_delay_model("step_chain:often")
     with pytest.raises(ScenarioError, match="no argument"):
         get_delay_model("token_server:1")
+
+
+def simulated_mean(load, count=20_000, **config):
+    rng = np.random.default_rng(5)
+    q = rng.choice(load.weights.size, size=count, p=load.weights)
+    arrival = np.cumsum(rng.exponential(size=count)) / load.arrival_rate
+    trace = simulate_engine(
+        EngineConfig(max_sequences=load.concurrency, **config), STEP, arrival,
+        (load.new_tokens + load.cached_tokens)[q].astype(int), load.output_tokens[q].astype(int),
+        reusable_tokens=load.cached_tokens[q].astype(int),
+    )  # fmt: skip
+    return float(trace.ttft.mean())
+
+
+def test_an_engine_that_schedules_ahead_keeps_requests_for_a_step_more():
+    load = node(12.0, outputs=(12.0,), slots=6)
+    ahead = replace(load, lookahead=True)
+    model = StepChain()
+    plain, later = (float((x.residual_prefill + model.mean(x)) @ x.weights) for x in (load, ahead))
+    seen = [simulated_mean(load), simulated_mean(load, async_scheduling=True)]
+    assert seen[1] > 1.05 * seen[0]
+    assert plain == pytest.approx(seen[0], rel=0.05)
+    assert later == pytest.approx(seen[1], rel=0.05)
+
+
+def test_where_nobody_decodes_there_is_no_step_to_schedule_ahead():
+    load = node(12.0, outputs=(1.0,))
+    model = StepChain()
+    assert model.mean(replace(load, lookahead=True)) == pytest.approx(model.mean(load))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=5), st.integers(1, 6))
+def test_a_mix_lies_between_mixes_of_the_grid(parts, cells):
+    total = sum(parts)
+    weights = np.array(parts) / total if total > 1e-6 else np.full(len(parts), 1 / len(parts))
+    corners, shares = surrounding(weights, cells)
+    assert shares.sum() == pytest.approx(1.0)
+    assert (shares > -1e-9).all() and (corners >= -1e-9).all()
+    assert shares @ corners == pytest.approx(weights, abs=1e-9)
+    assert np.abs(corners * cells - np.rint(corners * cells)).max() < 1e-9
+
+
+def test_the_mixed_chain_is_the_chain_on_its_grid_and_close_to_it_between():
+    model, exact = MixedStepChain(), StepChain()
+    for weight, tolerance in ((0.5, 1e-9), (0.6, 0.03)):
+        load = node(
+            14.0, weights=(weight, 1 - weight), new=(128.0, 900.0), cached=(512.0, 0.0),
+            outputs=(4.0, 4.0),
+        )  # fmt: skip
+        assert model.mean(load) == pytest.approx(exact.mean(load), rel=tolerance)
+        assert model.utilisation(load) == pytest.approx(exact.utilisation(load), rel=tolerance)
