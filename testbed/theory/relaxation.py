@@ -19,6 +19,26 @@ ROUNDS = 40
 _NEAR = 1e-6
 
 
+def tier_work(
+    gained: np.ndarray,
+    flow: np.ndarray,
+    burden: np.ndarray,
+    servers: int,
+    exponent: float,
+    unit: float,
+) -> tuple[float, float]:
+    """Utilisation and mean service, s, of a tier's node that gets ``gained`` requests/s, (Q,).
+
+    A curve that is not Erlang-C's has its own unit; a tier that gets nothing keeps the mean of all
+    requests, ``flow`` (Q,).
+    """
+    rho = float(gained @ burden)
+    if exponent >= 0:
+        return rho, float(unit)
+    weight = gained if rho > 0 else flow
+    return rho, float(servers * (weight @ burden) / weight.sum())
+
+
 def relax(
     flow: np.ndarray,
     fixed: np.ndarray,
@@ -52,11 +72,9 @@ def relax(
         evaluations += 1
         level[s] = value
         gained = flow[:, s] * association_kernel(fixed + share * level, area, power)[:, s]
-        rho = float(gained @ burden[:, s])
-        mean = float(unit[s])
-        if exponent[s] < 0:
-            weight = gained if rho > 0 else flow[:, s]
-            mean = float(servers[s] * (weight @ burden[:, s]) / weight.sum())
+        rho, mean = tier_work(
+            gained, flow[:, s], burden[:, s], int(servers[s]), exponent[s], unit[s]
+        )
         ceiling = 1.0 - spare / float(servers[s])
         wait, _ = penalised_level(
             int(servers[s]), float(exponent[s]), mean, float(growth[s]), rho, ceiling

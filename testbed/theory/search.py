@@ -16,7 +16,7 @@ from testbed.theory.delay.base import DelayModel
 from testbed.theory.delay.erlang_c import scaled_wait
 from testbed.theory.geometry import association_kernel, radio_area
 from testbed.theory.newton import newton
-from testbed.theory.relaxation import relax
+from testbed.theory.relaxation import relax, tier_work
 from testbed.theory.system import System
 from testbed.theory.wait_curve import penalised_level, supported
 
@@ -157,11 +157,10 @@ class Search:
         worst = 0.0
         for s in np.flatnonzero((self.flow * curve.burden).sum(axis=0) > 0):
             servers = int(self.system.concurrency[s])
-            rho = float(got[:, s] @ curve.burden[:, s])
-            mean = float(curve.unit[s])
-            if curve.exponent[s] < 0:
-                weight = got[:, s] if rho > 0 else self.flow[:, s]
-                mean = float(servers * (weight @ curve.burden[:, s]) / weight.sum())
+            rho, mean = tier_work(
+                got[:, s], self.flow[:, s], curve.burden[:, s], servers, curve.exponent[s],
+                curve.unit[s],
+            )  # fmt: skip
             ceiling = 1.0 - spare / servers
             shape = servers, float(curve.exponent[s]), mean, float(curve.growth[s])
             wait, _ = penalised_level(*shape, rho, ceiling)
