@@ -31,6 +31,7 @@ from testbed.scenario import Scenario
 from testbed.step_time import StepTime
 from testbed.theory.delay import DelayModel, get_delay_model
 from testbed.theory.delay.step_chain_mix import MixedStepChain
+from testbed.theory.geometry import associate
 from testbed.theory.latency import Latency
 from testbed.theory.operating_point import OperatingPoint, solve
 from testbed.theory.system import System
@@ -39,17 +40,18 @@ OUTPUTS = 18.0
 """Generated tokens: 17 decode steps make up the preset's decode occupancy."""
 BUDGET = 8192
 """Tokens in a step: no prompt of the preset is cut."""
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+SHARES = (0.1, 0.3, 0.45, 0.6, 0.75, 0.9)
 DEPTH_SHARES = {"light": 0.15, "moderate": 0.6, "heavy": 0.9}
 """Of the greatest intensity that the best uniform depth can serve (Fig. 7)."""
-DEPTHS = 25
-DENSITIES = np.linspace(0.5, 3.0, 6)
-LONG = np.linspace(0.1, 0.7, 5)
+DEPTHS = 13
+DENSITIES = np.array([0.5, 1.0, 2.0, 3.0])
+LONG = np.array([0.1, 0.3, 0.5, 0.7])
 BASELINE = 0.6
 """Share of capacity at which Figs. 9 and 12 stand."""
-MIX_STEP, LEAST_FALLBACK, MOST_DEEP = 0.1, 0.3, 0.3
-RANGE = (0.01, 60.0)
-"""Intensities within which the greatest one is sought, requests/s per km²."""
+MIX_STEP, LEAST_FALLBACK, MOST_DEEP = 0.1, 0.3, 0.2
+BRACKET = 4.0
+"""The greatest load-aware intensity is sought up to this many times the queue-unaware one."""
+PRECISION = 0.02
 LABELS = {"erlang_c": "Erlang-C", "step_chain": "step chain"}
 
 
@@ -82,15 +84,22 @@ class Asked:
     def coverage(self, policy: str, system: System) -> float:
         return self.latency(policy, system).coverage(self.paper.deadline)
 
-    def greatest(self, policy: str, of: Callable[[float], System] | None = None) -> float:
-        """The intensity beyond which no stable operating point is found, by bisection."""
-        of = self.at if of is None else of
-        low, high = RANGE
-        if not self.latency(policy, of(low)).point.feasible:
-            return 0.0
-        while high / low > 1.004:
+    def greatest_blind(self, policy: str, system: System) -> float:
+        """The intensity at which the first tier saturates; the association does not depend on it
+        (Theory D3)."""
+        rule = get_policy(policy)
+        association = associate(system, rule.fixed_cost(system.residual, np.zeros(system.shape)))
+        loads = [system.tier_load(association, s) for s in range(system.shape[1])]
+        busiest = max(self.model.utilisation(x) for x in loads if x.arrival_rate > 0)
+        return system.intensity / busiest
+
+    def greatest(self) -> float:
+        """The intensity beyond which load-aware finds no stable operating point, by bisection."""
+        low = self.greatest_blind("prefix_only", self.system)
+        high = BRACKET * low
+        while high / low > 1.0 + PRECISION:
             middle = float(np.sqrt(low * high))
-            if self.latency(policy, of(middle)).point.feasible:
+            if self.latency("load_aware", self.at(middle)).point.feasible:
                 low = middle
             else:
                 high = middle
@@ -128,7 +137,10 @@ def conclusions(scenario: Scenario, delay_model: str, say: Callable[[str], None]
     """Figs. 7 to 12 in numbers under one delay model."""
     asked = Asked.of(scenario, delay_model)
     say(f"{delay_model}: capacities")
-    capacity = {p: asked.greatest(p) for p in POLICIES}
+    capacity = {
+        p: asked.greatest() if p == "load_aware" else asked.greatest_blind(p, asked.system)
+        for p in POLICIES
+    }
     most = capacity["load_aware"]
     deep = asked.paper.order[2]
     say(f"{delay_model}: policies")
@@ -180,10 +192,7 @@ def _depths(asked: Asked) -> dict[str, Any]:
     depths = np.linspace(0.0, most, DEPTHS)
     systems = [uniform_depth(asked.paper, d) for d in depths]
     ready = [None if s is None else in_steps(s, asked.paper.scenario) for s in systems]
-    limits = [
-        0.0 if s is None else asked.greatest("nearest", lambda x, s=s: replace(s, intensity=x))
-        for s in ready
-    ]
+    limits = [0.0 if s is None else asked.greatest_blind("nearest", s) for s in ready]
     top = max(limits)
     coverage = {
         name: [

@@ -1,6 +1,7 @@
 """Delay models against the step-exact engine model, and what they cost.
 
-Run: ``python tests/bench/bench_step_chain.py [--requests 400000] [--workloads ABCDEF]``.
+Run: ``python tests/bench/bench_step_chain.py [--requests 400000] [--workloads ABCDEF]
+[--device rtx4090]``; with a device its step time, and an engine that schedules ahead as it does.
 
 For each workload and load (share of the simulator's own capacity, found by keeping a queue): the
 error of each model's time to first token, mean / p50 / p90 / p99 in per cent of the simulator's,
@@ -36,6 +37,7 @@ STEP = StepTime(
     c_pre=3.7e-3, p=1e-3, c_both=1e-3, a=39.5e-6, b=30e-9, d=62e-9, c_dec=2.7e-3, e=1.1e-4, f=2.6e-7
 )
 BUDGET = 2048
+AHEAD = False
 LOADS = (0.3, 0.6, 0.8, 0.9)
 PROBABILITIES = (0.5, 0.9, 0.99)
 BATCHES = 40
@@ -69,7 +71,7 @@ class Workload:
         )
         return TierLoad(
             rate, self.weights, prefill, self.new, self.cached, prefill + decode, self.outputs,
-            self.slots, step_time=STEP, token_budget=BUDGET,
+            self.slots, step_time=STEP, token_budget=BUDGET, lookahead=AHEAD,
         )  # fmt: skip
 
     def simulate(self, rate: float | None, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -83,7 +85,10 @@ class Workload:
             outputs = rng.geometric(1.0 / self.outputs[q])
         arrival = np.zeros(count) if rate is None else np.cumsum(rng.exponential(size=count)) / rate
         trace = simulate_engine(
-            EngineConfig(token_budget=BUDGET, max_sequences=self.slots), STEP, arrival,
+            EngineConfig(
+                token_budget=BUDGET, max_sequences=self.slots, async_scheduling=AHEAD
+            ),
+            STEP, arrival,
             (self.new + self.cached)[q].astype(int), outputs,
             reusable_tokens=self.cached[q].astype(int),
         )  # fmt: skip
@@ -143,10 +148,17 @@ def measured(ttft: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
+    global STEP, AHEAD
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=400_000)
     parser.add_argument("--workloads", default="ABCDEF")
+    parser.add_argument("--device", help="step time and scheduling of this record")
     given = parser.parse_args()
+    if given.device is not None:
+        from cluster.devices import load_device
+
+        profile = load_device(given.device)
+        STEP, AHEAD = profile.step_time, profile.async_scheduling
     for name in given.workloads:
         work = workloads()[name]
         capacity = work.capacity()

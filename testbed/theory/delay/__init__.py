@@ -7,6 +7,7 @@ from testbed.theory.delay import (
     mgc,
     phase_type,
     step_chain,
+    step_chain_mix,
     token_server,
 )
 from testbed.theory.delay.base import (
@@ -31,5 +32,6 @@ __all__ = [
     "phase_type",
     "register",
     "step_chain",
+    "step_chain_mix",
     "token_server",
 ]

@@ -495,16 +495,23 @@ class StepChain(DelayModel):
         return StretchedLaw(law, curve.mean(rho)) if rho > NODES[-1] else law
 
 
-def _model(argument: str | None) -> StepChain:
+def scv_of(argument: str | None, model: str) -> float:
+    """The SCV of one type's generated tokens that a delay model's argument gives; 0 if absent.
+
+    Raises
+    ------
+    ScenarioError
+        It is no number >= 0.
+    """
     if argument is None:
-        return StepChain()
+        return 0.0
     try:
         scv = float(argument)
     except ValueError:
         scv = -1.0
     if not 0 <= scv < np.inf:
-        raise ScenarioError(f"delay_model: step_chain:{argument}: an SCV is a number >= 0")
-    return StepChain(scv)
+        raise ScenarioError(f"delay_model: {model}:{argument}: an SCV is a number >= 0")
+    return scv
 
 
-register("step_chain", _model)
+register("step_chain", lambda argument: StepChain(scv_of(argument, "step_chain")))

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from testbed.theory.delay.base import DelayModel, ExcessDelay, TierLoad
-from testbed.theory.delay.step_chain import StepChain
+from testbed.theory.delay.base import DelayModel, ExcessDelay, TierLoad, register
+from testbed.theory.delay.step_chain import StepChain, scv_of
 
 PARTS = 4
 """Cells along an edge of the simplex of mixes."""
@@ -73,3 +73,6 @@ def surrounding(weights: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray
     sorted_rest = np.concatenate([[1.0], rest[order], [0.0]])
     ends = np.array([np.concatenate([[0.0], p, [parts]]) for p in points])
     return np.diff(ends, axis=1) / parts, -np.diff(sorted_rest)
+
+
+register("step_chain_mix", lambda argument: MixedStepChain(scv_of(argument, "step_chain_mix")))
