@@ -14,7 +14,6 @@ import numpy as np
 from calibration.fidelity.analysis import analyse
 from calibration.fidelity.measurement import lateness, run_speed, simulate_same, trials
 from calibration.fidelity.plan import LEAST_REQUESTS, LONG_RUN, FidelityPlan, Folder, now
-from calibration.fidelity.policies import PolicyCells
 from calibration.fidelity.prediction import predict_cell
 from calibration.fidelity.replay import pin_chain, replay
 from calibration.fidelity.workload import NodeWorkload, Requests
@@ -72,8 +71,6 @@ class FidelityBench:
             return False
         for name, workload in self.plan.workloads.items():
             self.predict(step_time, self.plan.config(workload), name)
-        if self.plan.policies and self.plan.spec.device is not None:
-            self._policies().predict()
         return True
 
     # -- with the engine --
@@ -91,15 +88,7 @@ class FidelityBench:
             if self._late(deadline):
                 return False
             self._group(name, missing, deadline)
-        done = all(self._done(n, x) for n in self.plan.workloads for x in self.plan.loads)
-        if not (done and self.plan.policies):
-            return done
-        cells = self._policies()
-        cells.predict()
-        return cells.measure(lambda: not self._late(deadline))
-
-    def _policies(self) -> PolicyCells:
-        return PolicyCells(self.plan, self.folder, say=self._say, progress=self._progress)
+        return all(self._done(n, x) for n in self.plan.workloads for x in self.plan.loads)
 
     def _late(self, deadline: float | None) -> bool:
         """Whether another cell would end after the deadline."""

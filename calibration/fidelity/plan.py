@@ -21,9 +21,7 @@ from testbed.step_time import AnyStepTime
 from testbed.workload.trace import read_trace
 
 LOADS = (0.3, 0.6, 0.8, 0.9)
-POLICIES = "policies"
-"""Name of the cells with two replicas behind the router."""
-QUICK, FULL = ("A", "B", "C"), ("A", "B", "C", "trace", "deep", POLICIES)
+QUICK, FULL = ("A", "B", "C"), ("A", "B", "C", "trace", "deep")
 SECONDS = {"quick": 25.0, "full": 120.0}
 """Wall-clock seconds of a cell."""
 LONG_RUN = {"quick": 100_000, "full": 400_000}
@@ -45,7 +43,6 @@ class FidelityPlan:
     effort: str
     seconds: float
     seed: int
-    policies: bool = False
 
     @property
     def step_time(self) -> AnyStepTime | None:
@@ -88,7 +85,6 @@ class FidelityPlan:
             "effort": self.effort,
             "seconds": self.seconds,
             "seed": self.seed,
-            "policies": self.policies,
         }
 
 
@@ -126,17 +122,15 @@ def make_plan(
             raise CalibrationError("--trace: the workloads 'trace' and 'deep' are fitted to one")
         known |= _fitted(trace, spec, gpu=not computing)
     for name in names:
-        if name not in known and name != POLICIES:
+        if name not in known:
             raise CalibrationError(f"--workloads: {name!r} is not one of {', '.join(FULL)}")
     for load in loads:
         if not 0 < load < 1:
             raise CalibrationError(f"--loads: {load:g} is not in (0, 1)")
-    chosen = {name: known[name] for name in names if name != POLICIES}
+    chosen = {name: known[name] for name in names}
     if device is not None:
         chosen = {name: _told(workload) for name, workload in chosen.items()}
-    return FidelityPlan(
-        spec, chosen, loads, effort, seconds or SECONDS[effort], seed, POLICIES in names
-    )
+    return FidelityPlan(spec, chosen, loads, effort, seconds or SECONDS[effort], seed)
 
 
 def _told(workload: NodeWorkload) -> NodeWorkload:

@@ -8,8 +8,6 @@ from matplotlib.figure import Figure
 
 from calibration.fidelity.analysis import GOAL, SIMULATOR
 from calibration.fidelity.plan import FidelityPlan, Folder
-from calibration.fidelity.policies import LOADS as POLICY_LOADS
-from calibration.fidelity.policies import POLICIES
 from calibration.fidelity.prediction import FIGURES
 from testbed.outcome import dump_json, write_atomically
 from testbed.reporting.page import Section, write_page
@@ -24,8 +22,6 @@ LIMIT = 60.0
 def gather(plan: FidelityPlan, folder: Folder) -> dict[str, Any]:
     """All finished cells of a bench, in the order of its plan, with its checks."""
     wanted = [(name, load) for name in plan.workloads for load in plan.loads]
-    if plan.policies:
-        wanted += [(policy, load) for policy in POLICIES for load in POLICY_LOADS]
     cells = []
     for name, load in wanted:
         found = folder.read(f"{name}-{load:g}", "analysis.json")

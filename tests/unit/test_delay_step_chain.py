@@ -229,7 +229,7 @@ def test_an_engine_that_schedules_ahead_keeps_requests_for_a_step_more():
     model = StepChain()
     plain, later = (float((x.residual_prefill + model.mean(x)) @ x.weights) for x in (load, ahead))
     seen = [simulated_mean(load), simulated_mean(load, async_scheduling=True)]
-    assert seen[1] > 1.05 * seen[0]
+    assert seen[1] > 1.02 * seen[0]
     assert plain == pytest.approx(seen[0], rel=0.05)
     assert later == pytest.approx(seen[1], rel=0.05)
 
@@ -254,7 +254,7 @@ def test_a_mix_lies_between_mixes_of_the_grid(parts, cells):
 
 def test_the_mixed_chain_is_the_chain_on_its_grid_and_close_to_it_between():
     model, exact = MixedStepChain(), StepChain()
-    for weight, tolerance in ((0.5, 1e-9), (0.6, 0.03)):
+    for weight, tolerance in ((0.5, 1e-9), (0.6, 0.05)):
         load = node(
             14.0, weights=(weight, 1 - weight), new=(128.0, 900.0), cached=(512.0, 0.0),
             outputs=(4.0, 4.0),
