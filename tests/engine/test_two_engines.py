@@ -51,7 +51,8 @@ def test_both_serve_one_run_and_no_request_is_lost_with_a_replica(both_engines, 
         nodes.pin(stream_of(scenario, 6.0, 10, 1))
         assert [n.pinned["tokens"] for n in nodes.nodes] == [0, 1024]
         # SGLang takes the end of a child for a crash and ends its whole process with it.
-        child = next(p for p in deep.pids if "schedul" in psutil.Process(p).name())
+        alive = [psutil.Process(p) for p in deep.pids if psutil.pid_exists(p)]
+        child = next(p.pid for p in alive if "schedul" in p.name())
         before = list(deep.pids)
         killer = threading.Thread(
             target=kill_when_serving, args=(records, child, killed), daemon=True
