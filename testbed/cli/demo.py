@@ -169,7 +169,7 @@ class Demo:
                 if k == len(questions) // 2 - 1:
                     self._check_speed(nodes, calibrations, "between")
             self._check_speed(nodes, calibrations, "after")
-            # A device's own time does not drift, and takes minutes to be measured in.
+            # A device's own time does not drift.
             drifts = self._engine.device is None
             again = self._calibrate(nodes, "after") if drifts else calibrations
         self._state_drift()
@@ -216,19 +216,41 @@ class Demo:
     # -- steps --
 
     def _calibrate(self, nodes: Deployment, when: str) -> list[Calibration]:
+        reference = (int(self._lengths().mean()), int(self._outputs().mean()))
+        if self._engine.device is None:
+            records = self._measured(nodes, when, reference)
+        else:
+            records = [self._of_device(self._engine.device, reference)] * len(nodes.nodes)
+        for i, record in enumerate(records):
+            name = "calibration" if when == "before" else f"calibration-{when}"
+            record.save(self._folder / (f"{name}.json" if i == 0 else f"{name}-replica-{i}.json"))
+        return records
+
+    def _of_device(self, device: str, reference: tuple[int, int]) -> Calibration:
+        """The record whose pace the engine keeps; m_run is that of this workload (Theory H12)."""
+        from calibration.record import Calibration, Estimate
+        from cluster.devices import device_path
+
+        record = Calibration.load(device_path(device))
+        return record.model_copy(
+            update={"m_run": Estimate(value=record.sequence_bytes(*reference))}
+        )
+
+    def _measured(
+        self, nodes: Deployment, when: str, reference: tuple[int, int]
+    ) -> list[Calibration]:
         from rich.progress import Progress
 
         from calibration.measure import calibrate
 
         longest = int(self._lengths().max())
-        reference = (int(self._lengths().mean()), int(self._outputs().mean()))
         with Progress(console=self._console, transient=True) as bar:
             task = bar.add_task("calibrating", total=None)
 
             def show(stage: str, done: int, total: int) -> None:
                 bar.update(task, description=f"calibrating: {stage}", completed=done, total=total)
 
-            records = nodes.measure(
+            return nodes.measure(
                 calibrate,
                 progress=show,
                 each=lambda i: {
@@ -238,10 +260,6 @@ class Demo:
                 max_prompt=min(longest, self._engine.max_model_len - 64),
                 reference=reference,
             )
-        for i, record in enumerate(records):
-            name = "calibration" if when == "before" else f"calibration-{when}"
-            record.save(self._folder / (f"{name}.json" if i == 0 else f"{name}-replica-{i}.json"))
-        return records
 
     def _scenario(self, calibration: Calibration) -> Scenario:
         """Profiles and types from the trace, coefficients from the calibration."""
