@@ -77,6 +77,7 @@ class Setting:
             concurrency=self.concurrency,
             step_time=self.step_time,
             token_budget=self.facts.token_budget,
+            lookahead=bool(self.facts.extra.get("async_scheduling", False)),
         )
 
 
