@@ -39,7 +39,7 @@ from cluster.engines.sglang_arguments import (
     check_length,
     server_arguments,
 )
-from cluster.engines.sglang_workplace import Workplace
+from cluster.engines.sglang_workplace import Workplace, let_sigquit_end_this_process
 from cluster.engines.step_log import STEP_LOG_VARIABLE
 from testbed.errors import EngineError
 
@@ -125,6 +125,7 @@ class SglangEngine(Engine):
             sglang_device_time.set_options(self._profile, self.spec.time_scale, self._ledger.path)
             engine_class = sglang_device_time.DeviceTimeEngine
 
+        let_sigquit_end_this_process()
         self._workplace = Workplace()
         failure = self._workplace.failure
         os.environ[sglang_scheduler.FAILURE_VARIABLE] = str(failure)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,6 +91,16 @@ class Workplace:
         self._processes = []
         psutil.wait_procs(family, timeout=30)
         _remove(self._folder)
+
+
+def let_sigquit_end_this_process() -> None:
+    """SGLang ends its process by SIGQUIT when a child died: that must not be ignored.
+
+    It is in whatever a shell without job control started in the background. From the C library,
+    because Python sets signals in a main thread alone, and an actor's code runs in another.
+    """
+    if signal.getsignal(signal.SIGQUIT) == signal.SIG_IGN:
+        ctypes.CDLL(None).signal(int(signal.SIGQUIT), ctypes.c_void_p(0))  # SIG_DFL
 
 
 def _socket_contexts() -> list[Any]:

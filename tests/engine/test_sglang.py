@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import types
@@ -388,6 +389,23 @@ def test_a_dying_child_takes_the_actor_with_it(pinned_only):
         [psutil.Process(pid) for pid in processes if psutil.pid_exists(pid)], timeout=30
     )
     assert not alive, (gone, alive)
+
+
+def test_a_process_of_a_background_job_can_still_be_ended_by_sglang():
+    """Shells without job control have it ignore SIGQUIT, by which SGLang ends its process."""
+    program = (
+        "import os, signal, threading, time\n"
+        "from cluster.engines.sglang_workplace import let_sigquit_end_this_process as let\n"
+        "signal.signal(signal.SIGQUIT, signal.SIG_IGN)\n"
+        "thread = threading.Thread(target=let)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "os.kill(os.getpid(), signal.SIGQUIT)\n"
+        "time.sleep(60)\n"
+    )
+    repository = Path(doctor.__file__).parents[2]
+    ended = subprocess.run([sys.executable, "-c", program], cwd=repository, timeout=50)
+    assert ended.returncode == -signal.SIGQUIT
 
 
 # -- what cannot start, one line each; no engine is started --
