@@ -61,8 +61,9 @@ def surrounding(weights: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray
     >>> bool(np.allclose(shares @ corners, [0.5, 0.375, 0.125]))
     True
     """
-    at = parts * np.cumsum(weights)[:-1]
-    base = np.floor(at)
+    at = np.clip(parts * np.cumsum(weights)[:-1], 0.0, parts)
+    # The far end belongs to the last cell: one further would lie outside the simplex.
+    base = np.minimum(np.floor(at), parts - 1.0)
     rest = at - base
     # Equal remainders: the later coordinate moves first, so that a corner stays in order.
     order = sorted(range(len(rest)), key=lambda k: (-rest[k], -k))
