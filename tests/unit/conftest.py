@@ -15,6 +15,7 @@ COMPILES_MUCH = {
     "test_delay_step_chain",
     "test_engine_model",
     "test_fidelity",
+    "test_importers",
     "test_memory_coupling",
     "test_simulation_engines",
     "test_simulation_network",
