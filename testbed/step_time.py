@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -50,14 +51,14 @@ LINEAR_SIZE = len(COEFFICIENTS)
 _HEADER = 16
 
 
-class _StepTime(BaseModel):
+class _StepTime(BaseModel, ABC):
     """What both forms share: evaluation of the packed array."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @abstractmethod
     def vector(self) -> np.ndarray:
         """The packed float64 array that :func:`step_seconds` takes first."""
-        raise NotImplementedError
 
     def _fields(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in type(self).model_fields)
