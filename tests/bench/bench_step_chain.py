@@ -26,11 +26,11 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
 
+from calibration.fidelity.prediction import model_figures
 from testbed.simulation.engine_model import EngineConfig, simulate_engine
 from testbed.step_time import StepTime
-from testbed.theory.delay.base import DelayModel, TierLoad, get_delay_model
+from testbed.theory.delay.base import TierLoad, get_delay_model
 from testbed.theory.delay.step_chain import Chain, solve
 
 STEP = StepTime(
@@ -115,28 +115,6 @@ def workloads() -> dict[str, Workload]:
     }  # fmt: skip
 
 
-def figures(model: DelayModel, load: TierLoad) -> list[float] | None:
-    """Mean and quantiles of the mixture's TTFT, s; None where the model has no stable point."""
-    if model.utilisation(load) >= 1:
-        return None
-    law = model.excess(load)
-    base = load.residual_prefill
-
-    def missing(t: float, p: float) -> float:
-        inside = sum(
-            w * float(law.cdf(q, np.array(t - base[q]))) for q, w in enumerate(load.weights)
-        )
-        return inside - p
-
-    high = float(base.max() + law.mean.max())
-    while missing(high, max(PROBABILITIES)) < 0:
-        high *= 2.0
-    return [
-        float(load.weights @ (base + law.mean)),
-        *(float(brentq(missing, 0.0, high, args=(p,), xtol=1e-7)) for p in PROBABILITIES),
-    ]
-
-
 def measured(ttft: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same figures of a sample, and their standard errors."""
 
@@ -178,7 +156,7 @@ def main() -> None:
             print(f"  load {share}: simulated {shown} ms, standard errors {noise} %")
             for label in ("erlang_c", "mgc", "birth_death", "token_server", f"step_chain:{scv}"):
                 model = get_delay_model(label)
-                found = figures(model, load)
+                found = model_figures(model, load, PROBABILITIES)
                 if found is None:
                     print(f"    {label.partition(':')[0]:13s} unstable by this model")
                     continue
