@@ -21,7 +21,7 @@ from testbed.simulation.intervals import (
     mser5,
 )
 from testbed.step_time import StepTime
-from testbed.theory.delay import DELAY_MODELS, TierLoad, get_delay_model
+from testbed.theory.delay import TierLoad, get_delay_model, independent_models
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 RESOLUTION_SHARE = 0.1
@@ -257,7 +257,7 @@ def _models(
         laws.append(_Mixture(setting, excess, mean))
 
     tier = setting.tier(rate)
-    for name in sorted(DELAY_MODELS):
+    for name in sorted(independent_models()):
         add(name, name, tier)
     slower = setting.concurrency / (setting.capacity * tier.mean_service)
     add(SATURATED, "erlang_c", replace(tier, occupancy=tier.occupancy * slower))

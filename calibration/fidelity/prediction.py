@@ -13,16 +13,13 @@ from calibration.fidelity.workload import NodeWorkload
 from testbed.errors import TestbedError
 from testbed.simulation.engine_model import EngineConfig
 from testbed.step_time import AnyStepTime
-from testbed.theory.delay.base import DELAY_MODELS, DelayModel, TierLoad, get_delay_model
+from testbed.theory.delay.base import DelayModel, TierLoad, get_delay_model, independent_models
 
 FIGURES = ("mean", "p50", "p90", "p99")
 PROBABILITIES = (0.5, 0.9, 0.99)
 WARM_SHARE = 0.05
 """Share of a run's first requests that count in no figure."""
 BATCHES = 20
-NOT_COMPARED = ("delay_map", "phase_type", "step_chain_mix")
-"""``delay_map`` is the simulator's own table, ``phase_type`` needs a measured service law, and
-``step_chain_mix`` is ``step_chain`` where the mix is given."""
 
 
 def figures_of(ttft: np.ndarray) -> np.ndarray:
@@ -37,7 +34,8 @@ def counted(count: int) -> slice:
 
 def model_names() -> list[str]:
     """The delay models that a calibrated engine can be asked by."""
-    return [name for name in DELAY_MODELS if name not in NOT_COMPARED]
+    # phase_type needs a measured service law, which one cell has not.
+    return [name for name in independent_models() if name != "phase_type"]
 
 
 def predict_cell(

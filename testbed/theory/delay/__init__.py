@@ -16,6 +16,7 @@ from testbed.theory.delay.base import (
     ExcessDelay,
     TierLoad,
     get_delay_model,
+    independent_models,
     register,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "delay_map",
     "erlang_c",
     "get_delay_model",
+    "independent_models",
     "mgc",
     "phase_type",
     "register",

@@ -146,11 +146,26 @@ DELAY_MODELS: dict[str, Callable[[str | None], DelayModel]] = {}
 """Name -> factory; the factory takes the text after ``name:`` or None."""
 
 
-def register(name: str, factory: Callable[[str | None], DelayModel]) -> None:
-    """Add a delay model; a name already taken is refused."""
+_VARIANTS: set[str] = set()
+
+
+def register(
+    name: str, factory: Callable[[str | None], DelayModel], *, variant: bool = False
+) -> None:
+    """Add a delay model; a name already taken is refused.
+
+    ``variant`` : another model's law tabulated or interpolated, which no comparison counts twice.
+    """
     if name in DELAY_MODELS:
         raise ScenarioError(f"delay_model: {name!r} is registered already")
     DELAY_MODELS[name] = factory
+    if variant:
+        _VARIANTS.add(name)
+
+
+def independent_models() -> list[str]:
+    """Names of the models that stand on their own, variants left out."""
+    return [name for name in DELAY_MODELS if name not in _VARIANTS]
 
 
 def get_delay_model(name: str) -> DelayModel:

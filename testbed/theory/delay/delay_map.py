@@ -263,4 +263,4 @@ def _load(argument: str | None) -> DelayMap:
     return DelayMap(DelayMapFile.load(argument), argument)
 
 
-register("delay_map", _load)
+register("delay_map", _load, variant=True)
