@@ -61,6 +61,7 @@ def analyse(
     *,
     overhead: float,
     seed: int,
+    jitter: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Errors of all predictions of a cell.
 
@@ -69,6 +70,7 @@ def analyse(
     measured, simulated : (N,) TTFT of the same requests, s, from the intended send;
         ``simulated`` carries the overhead already
     overhead : s that the way to the engine and back takes, as calibrated before the cell
+    jitter : (4,) standard deviations of ln S by what nobody chooses, where there is such a thing
 
     Returns
     -------
@@ -80,6 +82,8 @@ def analyse(
     long = np.array(prediction["simulator"]["figures"]) + overhead
     spread = np.array(prediction["simulator"]["standard_errors"]) / long
     paired, alone = resampled_noise(measured[keep], simulated[keep], seed)
+    if jitter is not None:
+        paired = np.hypot(paired, jitter)
     noise = Z * np.hypot(paired, spread)
     offset = np.log(s / m)
     stationary = m * long / s

@@ -12,15 +12,25 @@ from typing import Any
 import numpy as np
 
 from calibration.fidelity.analysis import analyse
-from calibration.fidelity.measurement import lateness, run_speed, simulate_same, trials
+from calibration.fidelity.measurement import (
+    check_engine,
+    lateness,
+    run_speed,
+    simulate_same,
+    trials,
+    why_invalid,
+)
 from calibration.fidelity.plan import LEAST_REQUESTS, LONG_RUN, FidelityPlan, Folder, now
+from calibration.fidelity.policies import PolicyCells
 from calibration.fidelity.prediction import predict_cell
 from calibration.fidelity.replay import pin_chain, replay
+from calibration.fidelity.two_tiers import POLICY_CELLS, TwoTiers
 from calibration.fidelity.workload import NodeWorkload, Requests
 from calibration.record import Calibration
 from cluster.deployment import Deployment, deployed
+from cluster.devices import load_device
 from testbed.environment import environment
-from testbed.errors import EngineError
+from testbed.errors import CalibrationError, EngineError
 from testbed.outcome import dump_json, write_atomically
 from testbed.scenario import Scenario
 from testbed.seeds import generator
@@ -51,11 +61,19 @@ class FidelityBench:
 
     # -- before an engine runs --
 
-    def predict(self, step_time: AnyStepTime, config: EngineConfig, name: str) -> None:
+    def predict(
+        self,
+        step_time: AnyStepTime,
+        config: EngineConfig,
+        name: str,
+        deadline: float | None = None,
+    ) -> None:
         """Write what every model says of a workload's cells, where it is not written yet."""
         workload = self.plan.workloads[name]
         for load in self.plan.loads:
             cell = _cell(name, load)
+            if deadline is not None and time.monotonic() > deadline:
+                return
             if self.folder.read(cell, "models.json") is None:
                 self._say(f"predicting {cell}")
                 said = predict_cell(
@@ -64,14 +82,17 @@ class FidelityBench:
                 )  # fmt: skip
                 self.folder.write({**said, "config": config.model_dump()}, cell, "models.json")
 
-    def predict_all(self) -> bool:
-        """Predictions of the whole grid; False where the engine must be calibrated first."""
+    def predict_all(self, deadline: float | None = None) -> bool:
+        """Predictions of the whole grid; False where some are still missing: the engine must be
+        calibrated first, or no cell was begun after ``deadline`` (``time.monotonic()``)."""
         step_time = self.plan.step_time
         if step_time is None:
             return False
         for name, workload in self.plan.workloads.items():
-            self.predict(step_time, self.plan.config(workload), name)
-        return True
+            self.predict(step_time, self.plan.config(workload), name, deadline)
+        if self.plan.policies:
+            self._policies(step_time).predict(deadline)
+        return all(self.folder.read(_cell(*c), "models.json") for c in self.plan.cells)
 
     # -- with the engine --
 
@@ -88,7 +109,26 @@ class FidelityBench:
             if self._late(deadline):
                 return False
             self._group(name, missing, deadline)
-        return all(self._done(n, x) for n in self.plan.workloads for x in self.plan.loads)
+        if self.plan.policies:
+            cells = self._policies(self.plan.step_time)
+            cells.predict()
+            cells.measure(lambda: not self._late(deadline))
+        return all(self._done(*cell) for cell in self.plan.cells)
+
+    def _policies(self, step_time: AnyStepTime | None) -> PolicyCells:
+        """Cells with two replicas: from the step time that is known, or as just calibrated."""
+        record = None
+        if self.plan.spec.device is not None:
+            record = Path(load_device(self.plan.spec.device).path)
+        elif step_time is None:
+            found = sorted(self.folder.path.glob("*/calibration.json"))
+            if not found:
+                raise CalibrationError(f"{POLICY_CELLS}: needs a workload that calibrates, as A")
+            record = found[-1]
+            step_time = Calibration.load(record).step_time
+        assert step_time is not None  # a record of the bench has one
+        tiers = TwoTiers(self.plan.spec, step_time, record)
+        return PolicyCells(self.plan, self.folder, tiers, say=self._say, progress=self._progress)
 
     def _late(self, deadline: float | None) -> bool:
         """Whether another cell would end after the deadline."""
@@ -107,7 +147,8 @@ class FidelityBench:
                 _alone(self.plan, workload), log_dir=logs, seed=self.plan.seed, progress=self._say
             ) as nodes,
         ):
-            config = self._config(nodes, workload)
+            config = self.plan.config(workload)
+            check_engine(config, nodes.nodes[0].facts)
             step_time = self.plan.step_time
             if step_time is None:
                 step_time, config = self._calibrated(nodes, group, workload, config)
@@ -122,27 +163,6 @@ class FidelityBench:
                 last = k == len(loads) - 1
                 when = "after" if last else "between"
                 self._check(nodes, name, step_time, config, when, visit, first)
-
-    def _config(self, nodes: Deployment, workload: NodeWorkload) -> EngineConfig:
-        """The simulator's engine; what the real one says of itself must agree."""
-        config, facts = self.plan.config(workload), nodes.nodes[0].facts
-        pairs = [
-            ("blocks", config.num_blocks, facts.num_blocks),
-            ("block size", config.block_size, facts.block_size),
-            ("sequences", config.max_sequences, facts.max_sequences),
-            ("token budget", config.token_budget, facts.token_budget),
-            (
-                "scheduling ahead",
-                config.async_scheduling,
-                facts.extra.get("async_scheduling", config.async_scheduling),
-            ),
-        ]
-        for what, asked, found in pairs:
-            if what == "blocks" and config.scheduler == "sglang":
-                continue  # its pool is counted in tokens and rounded its own way
-            if asked != found:
-                raise EngineError(f"{what}: predictions assume {asked}, the engine has {found}")
-        return config
 
     def _calibrated(
         self, nodes: Deployment, group: Path, workload: NodeWorkload, config: EngineConfig
@@ -190,8 +210,8 @@ class FidelityBench:
             np.ones(len(kind), dtype=int),
         )
         found = nodes.measure(
-            replay, requests=vars(requests), chain=workload.chain, seed=self.plan.seed,
-            label=f"check-{len(visit)}-{when}",
+            replay, requests=vars(requests), chain=workload.chain, chain_seed=self.plan.seed,
+            seed=self.plan.seed, label=f"check-{len(visit)}-{when}",
         )[0]  # fmt: skip
         ttft = found["first_token"] - requests.arrival
         beyond = ttft - simulate_same(workload, requests, step_time, config, 0.0)
@@ -236,7 +256,7 @@ class FidelityBench:
         started = now()
         found = nodes.measure(
             replay, progress=self._progress, requests=vars(requests), chain=workload.chain,
-            seed=seed, label=cell,
+            chain_seed=self.plan.seed, seed=seed, label=cell,
         )[0]  # fmt: skip
         self.keep(cell, workload, requests, step_time, config, overhead, started, found)
 
@@ -259,6 +279,7 @@ class FidelityBench:
             "preemptions": found.pop("preemptions"), "dispatch_lag": lateness(found),
             "cached_as_asked": float(np.mean(found["cached"] == requests.cached)),
         }  # fmt: skip
+        facts["invalid_reason"] = why_invalid(facts["pace"], facts["cached_as_asked"])
         table = {k: np.round(np.nan_to_num(v, nan=-1.0), 6) for k, v in found.items()}
         packed = gzip.compress(dump_json({**table, "kind": requests.kind}), mtime=0)
         write_atomically(self.folder.path / cell / "requests.json.gz", packed)

@@ -11,7 +11,7 @@ import typer
 
 def fidelity(
     out: Annotated[
-        Path,
+        list[Path],
         typer.Option("--out", help="folder of the bench; what it holds is gone on with"),
     ],
     engine: Annotated[str, typer.Option("--engine", help="vllm, sglang or emulated")] = "vllm",
@@ -23,13 +23,13 @@ def fidelity(
     ] = "tiny-llama",
     quick: Annotated[bool, typer.Option("--quick", help="A, B, C, 25 s a cell (default)")] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="also types fitted to --trace, 120 s a cell")
+        bool, typer.Option("--full", help="also policies and types fitted to --trace, 120 s")
     ] = False,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="what 'trace' and 'deep' are fitted to")
     ] = None,
     workloads: Annotated[
-        str | None, typer.Option("--workloads", help="A,B,C,trace,deep, or some of them")
+        str | None, typer.Option("--workloads", help="of A,B,C,trace,deep,policies")
     ] = None,
     loads: Annotated[
         str | None, typer.Option("--loads", help="shares of capacity; default 0.3,0.6,0.8,0.9")
@@ -47,6 +47,10 @@ def fidelity(
     predict_only: Annotated[
         bool, typer.Option("--predict-only", help="write the predictions, start no engine")
     ] = False,
+    table: Annotated[
+        bool,
+        typer.Option("--table", help="print Markdown of what --out (several may be given) holds"),
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="of every random stream")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
@@ -56,9 +60,16 @@ def fidelity(
 
     from calibration.fidelity.bench import FidelityBench
     from calibration.fidelity.plan import LOADS, make_plan
-    from calibration.fidelity.report import publish
+    from calibration.fidelity.report import publish, read_benches
+    from calibration.fidelity.verdict import markdown
     from testbed.errors import CalibrationError
 
+    if table:
+        for name, cells in read_benches(out):
+            print(f"### {name[0].upper()}{name[1:]}\n\n{markdown(cells)}")
+        return
+    if len(out) > 1:
+        raise CalibrationError("--out: one folder, except with --table")
     if quick and full:
         raise CalibrationError("--quick and --full: one or the other")
     deadline = None if minutes is None else time.monotonic() + 60.0 * minutes
@@ -80,15 +91,17 @@ def fidelity(
         task = bar.add_task("fidelity", total=None)
         bench = FidelityBench(
             plan,
-            out,
+            out[0],
             say=lambda line: bar.console.print(line, style="dim"),
             progress=lambda stage, done, total: bar.update(
                 task, description=stage, completed=done, total=total or None
             ),
         )
         if predict_only:
-            if not bench.predict_all():
+            if plan.step_time is None:
                 raise CalibrationError("--predict-only: this engine must be calibrated first")
+            if not bench.predict_all(deadline):
+                bar.console.print("not all are predicted: the same command goes on with them")
         else:
             from cluster.session import ray_session
 
@@ -96,7 +109,7 @@ def fidelity(
                 complete = bench.run(deadline)
             if not complete:
                 bar.console.print("not all cells are done: the same command goes on with them")
-    results = publish(plan, bench.folder)
+    results = publish(bench.folder)
     if as_json:
         import sys
 
@@ -112,7 +125,7 @@ def fidelity(
     if results["cells"]:
         page.print(to_rich(error_table(results["cells"])))
         page.print(to_rich(summary_table(results["summary"])))
-        page.print(f"report: {out / 'report.html'}")
+        page.print(f"report: {out[0] / 'report.html'}")
 
 
 def _split(text: str | None) -> list[str]:

@@ -9,12 +9,43 @@ import numpy as np
 from calibration.fidelity.analysis import Trial
 from calibration.fidelity.workload import NodeWorkload, Requests
 from calibration.steps import CONTIGUOUS
+from cluster.engines.base import EngineFacts
+from cluster.engines.device_time_clock import LATE_LIMIT
+from testbed.errors import EngineError
 from testbed.simulation.engine_model import EngineConfig
 from testbed.step_time import AnyStepTime, step_seconds
 
 LEAST_STEPS = 20
+AS_ASKED = 0.99
+"""Share of the requests that must reuse the tokens that their type says."""
 SLOW = 0.005
 """Relative deviation of the run's speed from which it is tried as a cause."""
+
+
+def check_engine(config: EngineConfig, facts: EngineFacts) -> None:
+    """The engine that runs must be the one that was predicted.
+
+    Raises
+    ------
+    EngineError
+        It says something else of itself.
+    """
+    pairs = [
+        ("blocks", config.num_blocks, facts.num_blocks),
+        ("block size", config.block_size, facts.block_size),
+        ("sequences", config.max_sequences, facts.max_sequences),
+        ("token budget", config.token_budget, facts.token_budget),
+        (
+            "scheduling ahead",
+            config.async_scheduling,
+            facts.extra.get("async_scheduling", config.async_scheduling),
+        ),
+    ]
+    for what, asked, found in pairs:
+        if what == "blocks" and config.scheduler == "sglang":
+            continue  # its pool is counted in tokens and rounded its own way
+        if asked != found:
+            raise EngineError(f"{what}: predictions assume {asked}, the engine has {found}")
 
 
 def run_speed(steps: dict[str, np.ndarray] | None, step_time: AnyStepTime) -> dict[str, Any] | None:
@@ -44,6 +75,20 @@ def run_speed(steps: dict[str, np.ndarray] | None, step_time: AnyStepTime) -> di
         "median_relative_error": float(np.median(np.abs(said / taken - 1.0))),
         "mean_gap": float(gap[busy].mean()),
     }
+
+
+def why_invalid(pace: dict[str, Any] | None, cached_as_asked: float) -> str | None:
+    """Why a cell's measurement is not to be trusted, or None."""
+    found = []
+    if pace is not None and pace["late"] > LATE_LIMIT:
+        found.append(
+            f"{pace['late']:.1%} of the steps in device time were late (limit {LATE_LIMIT:.0%})"
+        )
+    if cached_as_asked < AS_ASKED:
+        found.append(
+            f"{1.0 - cached_as_asked:.1%} of the requests reused other tokens than they should"
+        )
+    return "; ".join(found) or None
 
 
 def lateness(replayed: dict[str, Any]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from calibration.fidelity.two_tiers import POLICIES, POLICY_CELLS, TwoTiers
 from calibration.fidelity.workload import NodeWorkload, study_workloads, trace_workloads
 from calibration.record import Calibration
 from cluster.devices import engine_on_device, load_device
@@ -21,7 +22,8 @@ from testbed.step_time import AnyStepTime
 from testbed.workload.trace import read_trace
 
 LOADS = (0.3, 0.6, 0.8, 0.9)
-QUICK, FULL = ("A", "B", "C"), ("A", "B", "C", "trace", "deep")
+QUICK, FITTED = ("A", "B", "C"), ("trace", "deep")
+ALL = (*QUICK, *FITTED, POLICY_CELLS)
 SECONDS = {"quick": 25.0, "full": 120.0}
 """Wall-clock seconds of a cell."""
 LONG_RUN = {"quick": 100_000, "full": 400_000}
@@ -31,6 +33,8 @@ CPU_BLOCKS, CPU_MODEL_LEN = 1024, 4096
 """Pool, blocks, and longest request where neither device nor model says."""
 MEAN_TOKENS = {True: 1600.0, False: 700.0}
 """Mean prompt that a trace is scaled down to, on a GPU's pace and on a CPU."""
+MEASURED = ("prediction.json", "analysis.json", "checks.json")
+"""Documents that a folder gets once an engine has run for it."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,13 @@ class FidelityPlan:
     effort: str
     seconds: float
     seed: int
+    policies: bool = False
+
+    @property
+    def cells(self) -> list[tuple[str, float]]:
+        """(workload or policy, load) of every cell, in the order of measurement."""
+        names = [*self.workloads, *(POLICIES if self.policies else ())]
+        return [(name, load) for name in names for load in self.loads]
 
     @property
     def step_time(self) -> AnyStepTime | None:
@@ -78,10 +89,11 @@ class FidelityPlan:
 
     def header(self) -> dict[str, Any]:
         """What a folder's cells have in common, to refuse to mix."""
+        what = {n: w.what for n, w in self.workloads.items()}
         return {
             "engine": self.spec.model_dump(exclude_none=True),
             "loads": list(self.loads),
-            "workloads": {n: w.what for n, w in self.workloads.items()},
+            "workloads": what | ({POLICY_CELLS: TwoTiers.what} if self.policies else {}),
             "effort": self.effort,
             "seconds": self.seconds,
             "seed": self.seed,
@@ -109,7 +121,9 @@ def make_plan(
     CalibrationError
         No such workload or load; a trace is needed and not given.
     """
-    names = workloads or (FULL if effort == "full" and trace is not None else QUICK)
+    names = workloads or QUICK
+    if not workloads and effort == "full":
+        names = ALL if trace is not None else (*QUICK, POLICY_CELLS)
     computing = device is None and gpus == 0
     given: dict[str, Any] = {"name": engine, "model": model, "device": device, "replicas": 1}
     given |= {"time_scale": time_scale, "gpus_per_replica": gpus}
@@ -117,20 +131,22 @@ def make_plan(
         given |= {"num_blocks": CPU_BLOCKS, "max_model_len": CPU_MODEL_LEN}
     spec = engine_on_device(EngineSpec.model_validate(given))
     known = study_workloads()
-    if any(name in ("trace", "deep") for name in names):
+    if any(name in FITTED for name in names):
         if trace is None:
             raise CalibrationError("--trace: the workloads 'trace' and 'deep' are fitted to one")
         known |= _fitted(trace, spec, gpu=not computing)
     for name in names:
-        if name not in known:
-            raise CalibrationError(f"--workloads: {name!r} is not one of {', '.join(FULL)}")
+        if name not in known and name != POLICY_CELLS:
+            raise CalibrationError(f"--workloads: {name!r} is not one of {', '.join(ALL)}")
     for load in loads:
         if not 0 < load < 1:
             raise CalibrationError(f"--loads: {load:g} is not in (0, 1)")
-    chosen = {name: known[name] for name in names}
+    chosen = {name: known[name] for name in names if name != POLICY_CELLS}
     if device is not None:
         chosen = {name: _told(workload) for name, workload in chosen.items()}
-    return FidelityPlan(spec, chosen, loads, effort, seconds or SECONDS[effort], seed)
+    return FidelityPlan(
+        spec, chosen, loads, effort, seconds or SECONDS[effort], seed, POLICY_CELLS in names
+    )
 
 
 def _told(workload: NodeWorkload) -> NodeWorkload:
@@ -158,23 +174,47 @@ def _fitted(path: Path, spec: EngineSpec, *, gpu: bool) -> dict[str, NodeWorkloa
 
 
 class Folder:
-    """What is kept of a bench: whole files, each with the time at which it was written."""
+    """What is kept of a bench: whole files, each with the time at which it was written.
+
+    Predictions depend neither on how long a cell is measured nor on the time scale: until the
+    first measurement a folder takes others.
+    """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.path = path
         plan = path / "plan.json"
-        header = orjson.loads(dump_json(header))
+        self.header = header = orjson.loads(dump_json(header))
         if plan.exists():
             before = orjson.loads(plan.read_bytes())
-            for key, value in header.items():
-                if before.get(key) != value:
+            measured = any(p for name in MEASURED for p in path.glob(f"*/{name}"))
+            asked, kept = header, before
+            if not measured:
+                asked, kept = _predicted_from(header), _predicted_from(before)
+            for key, value in asked.items():
+                if kept.get(key) != value:
                     raise CalibrationError(
                         f"--out: {path} holds a bench with another {key}; use another folder"
                     )
+            if before != header:
+                write_atomically(plan, dump_json(header, indent=True))
             return
         if path.exists() and any(path.iterdir()):
             raise CalibrationError(f"--out: {path} is not empty and holds no bench")
         write_atomically(plan, dump_json(header, indent=True))
+
+    @classmethod
+    def existing(cls, path: Path) -> Folder:
+        """The folder of a bench as it stands.
+
+        Raises
+        ------
+        CalibrationError
+            It holds none.
+        """
+        plan = path / "plan.json"
+        if not plan.is_file():
+            raise CalibrationError(f"--out: {path} holds no bench")
+        return cls(path, orjson.loads(plan.read_bytes()))
 
     def read(self, *names: str) -> dict[str, Any] | None:
         """A document, or None where there is none yet."""
@@ -186,6 +226,12 @@ class Folder:
         stamped = {"written_at": now(), **document}
         write_atomically(self.path.joinpath(*names), dump_json(stamped))
         return stamped
+
+
+def _predicted_from(header: dict[str, Any]) -> dict[str, Any]:
+    """The part of a header that predictions depend on."""
+    engine = {k: v for k, v in header.get("engine", {}).items() if k != "time_scale"}
+    return {**{k: v for k, v in header.items() if k != "seconds"}, "engine": engine}
 
 
 def now() -> str:

@@ -97,13 +97,19 @@ def long_run(
 ) -> dict[str, Any]:
     """Figures of a long simulation, with standard errors from batches."""
     trace = workload.simulate(workload.draw(rate, count, seed), step_time, config)
-    ttft = trace.ttft[counted(count)]
+    return {
+        **batched_figures(trace.ttft[counted(count)]),
+        "requests": count,
+        "preemptions": int(trace.preemptions.sum()),
+    }
+
+
+def batched_figures(ttft: np.ndarray) -> dict[str, Any]:
+    """Figures (4,) s of TTFT (N,) in order of arrival, and their standard errors from batches."""
     batches = np.array([figures_of(x) for x in np.array_split(ttft, BATCHES)])
     return {
         "figures": figures_of(ttft).tolist(),
         "standard_errors": (batches.std(axis=0, ddof=1) / np.sqrt(BATCHES)).tolist(),
-        "requests": count,
-        "preemptions": int(trace.preemptions.sum()),
     }
 
 

@@ -50,12 +50,15 @@ async def replay(
     progress: Callable[[str, int, int], None],
     requests: dict[str, np.ndarray],
     chain: int,
+    chain_seed: int,
     seed: int,
     label: str,
 ) -> dict[str, Any]:
     """Send the requests at their times; stamps in seconds of the engine's clock since time 0.
 
-    ``requests`` holds the arrays of a :class:`calibration.fidelity.workload.Requests`.
+    ``requests`` holds the arrays of a :class:`calibration.fidelity.workload.Requests`; ``chain``
+    and ``chain_seed`` are what :func:`pin_chain` was given, ``seed`` and ``label`` tell prompts of
+    one replay from those of another.
 
     Returns
     -------
@@ -68,7 +71,7 @@ async def replay(
         A request failed.
     """
     scale = engine.spec.time_scale
-    shared = chain_of(facts, chain, seed)
+    shared = chain_of(facts, chain, chain_seed)
     made = Prompts(seed, facts.vocabulary, PIN, label)
     arrival, outputs = requests["arrival"], requests["outputs"]
     prompts = [

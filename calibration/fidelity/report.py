@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from calibration.fidelity.analysis import GOAL, SIMULATOR
-from calibration.fidelity.plan import FidelityPlan, Folder
+from calibration.fidelity.plan import Folder
 from calibration.fidelity.prediction import FIGURES
+from calibration.fidelity.two_tiers import POLICIES, POLICY_CELLS
+from calibration.fidelity.verdict import (
+    OUTCOMES,
+    invalid,
+    markdown,
+    misses,
+    noise_line,
+    noisy,
+    summary,
+    title,
+    unanswered,
+)
+from testbed.errors import CalibrationError
 from testbed.outcome import dump_json, write_atomically
-from testbed.reporting.page import Section, write_page
+from testbed.reporting.page import Finding, Section, write_page
 from testbed.reporting.style import DASHES, FAINT, INK, MARKERS, PALETTE, panels, save, styled
 from testbed.reporting.table import Cell, Table, Tone, figure, words
 
@@ -19,46 +33,59 @@ LIMIT = 60.0
 """Errors beyond this many per cent are drawn at the edge."""
 
 
-def gather(plan: FidelityPlan, folder: Folder) -> dict[str, Any]:
+def gather(folder: Folder) -> dict[str, Any]:
     """All finished cells of a bench, in the order of its plan, with its checks."""
-    wanted = [(name, load) for name in plan.workloads for load in plan.loads]
+    header = folder.header
+    names = list(header["workloads"])
+    wanted = [
+        (name, load)
+        for each in names
+        for name in (POLICIES if each == POLICY_CELLS else (each,))
+        for load in header["loads"]
+    ]
     cells = []
     for name, load in wanted:
         found = folder.read(f"{name}-{load:g}", "analysis.json")
         said = folder.read(f"{name}-{load:g}", "prediction.json")
         if found is None or said is None:
             continue
-        kept = ("rate", "overhead", "models_written_at")
-        cells.append(
-            {
-                "workload": name,
-                "load": load,
-                "predicted_at": said["written_at"],
-                **{key: said[key] for key in kept},
-                **found,
-            }
-        )
-    checks = {n: (folder.read(n, "checks.json") or {}).get("checks", []) for n in plan.workloads}
+        kept = {key: said.get(key) for key in ("rate", "overhead", "models_written_at")}
+        predicted = {"predicted_at": said["written_at"], "routed_by_model": said.get("routed")}
+        cells.append({"workload": name, "load": load, **predicted, **kept, **found})
     return {
-        "plan": plan.header(),
+        "plan": header,
         "cells": cells,
-        "checks": checks,
+        "checks": {n: (folder.read(n, "checks.json") or {}).get("checks", []) for n in names},
         "complete": len(cells) == len(wanted),
         "summary": summary(cells),
     }
 
 
-def summary(cells: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """{prediction: {verdict: cells × figures}}; a model without an answer counts as such."""
-    found: dict[str, dict[str, int]] = {}
-    for cell in cells:
-        for model, figures in cell["errors"].items():
-            row = found.setdefault(
-                model, {"within": 0, "misses": 0, "cannot be told": 0, "no answer": 0}
-            )
-            for error in figures.values():
-                row[error["verdict"] if error["verdict"] in row else "no answer"] += 1
-    return found
+def read_benches(paths: list[Path]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(engine, its cells) of bench folders; folders of one engine stand together.
+
+    Raises
+    ------
+    CalibrationError
+        A folder holds no bench, or no cell has been measured in any.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in paths:
+        results = gather(Folder.existing(path))
+        found.setdefault(engine_of(results["plan"]), []).extend(results["cells"])
+    if not any(found.values()):
+        raise CalibrationError(f"{', '.join(map(str, paths))}: no cell has been measured yet")
+    return [(engine, cells) for engine, cells in found.items() if cells]
+
+
+def engine_of(header: dict[str, Any]) -> str:
+    """What was measured, in words."""
+    engine = header["engine"]
+    if engine.get("device"):
+        return f"{engine['name']} in device time of {engine['device']}, {engine['model']}"
+    if engine["name"] == "emulated":
+        return "the emulated engine"
+    return f"{engine['name']}, {engine['model']}"
 
 
 def error_table(cells: list[dict[str, Any]]) -> Table:
@@ -67,7 +94,7 @@ def error_table(cells: list[dict[str, Any]]) -> Table:
     for cell in cells:
         starts.append(len(rows))
         for k, (model, errors) in enumerate(cell["errors"].items()):
-            head = f"{cell['workload']} {cell['load']:g}" if k == 0 else ""
+            head = title(cell) if k == 0 else ""
             each = [_error(errors[f]) for f in FIGURES]
             rows.append((words(head, "strong"), words(model), *each, words(_causes(errors))))
     note = (
@@ -81,11 +108,10 @@ def error_table(cells: list[dict[str, Any]]) -> Table:
 
 
 def summary_table(found: dict[str, dict[str, int]]) -> Table:
-    heads = ("within", "misses", "cannot be told", "no answer")
     rows = tuple(
-        (words(model), *(figure(str(row[h])) for h in heads)) for model, row in found.items()
+        (words(model), *(figure(str(row[o])) for o in OUTCOMES)) for model, row in found.items()
     )
-    return Table(f"Figures within {GOAL:.0%}, of cells × {len(FIGURES)}", ("", *heads), rows)
+    return Table(f"Figures within {GOAL:.0%}, of cells × {len(FIGURES)}", ("", *OUTCOMES), rows)
 
 
 def cell_table(cells: list[dict[str, Any]]) -> Table:
@@ -95,7 +121,7 @@ def cell_table(cells: list[dict[str, Any]]) -> Table:
         speed, pace = c["speed"], c["pace"]
         rows.append(
             (
-                words(f"{c['workload']} {c['load']:g}", "strong"),
+                words(title(c), "strong"),
                 figure(str(c["requests"])),
                 figure(f"{c['rate']:.3g}"),
                 *(figure(f"{1e3 * x:.1f}") for x in c["measured"]),
@@ -139,19 +165,16 @@ def check_table(checks: dict[str, list[dict[str, Any]]]) -> Table:
     )
 
 
-def markdown(cells: list[dict[str, Any]]) -> str:
-    """Errors as a table of a README: mean / p50 / p90 / p99 in %, noise in its own row."""
-    columns = [f"{c['workload']} {c['load']:g}" for c in cells]
-    lines = ["| | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 1)]
-    for model in dict.fromkeys(m for c in cells for m in c["errors"]):
-        row = []
-        for c in cells:
-            each = [c["errors"][model][f]["error"] for f in FIGURES]
-            row.append("/".join("–" if e is None else f"{100 * e:+.0f}" for e in each))
-        lines.append(f"| `{model}` | " + " | ".join(row) + " |")
-    noise = ["/".join(f"{100 * x:.0f}" for x in c["noise"]) for c in cells]
-    lines.append("| noise ± | " + " | ".join(noise) + " |")
-    return "\n".join(lines) + "\n"
+def routing_table(cells: list[dict[str, Any]]) -> Table:
+    """Share of the requests that the deep replica served, as every model says and as measured."""
+    own = [c for c in cells if c.get("routed")]
+    models = list(dict.fromkeys(m for c in own for m in c["routed_by_model"] or {}))
+    rows = []
+    for c in own:
+        said = [(c["routed_by_model"] or {}).get(m, {}).get("deep") for m in models]
+        each = [None if x is None else f"{100 * x:.1f}" for x in (*said, c["routed"]["deep"])]
+        rows.append((words(title(c), "strong"), *(figure(x) for x in each)))
+    return Table("Requests at the deep replica, %", ("cell", *models, "measured"), tuple(rows))
 
 
 @styled
@@ -200,9 +223,9 @@ def error_figure(cells: list[dict[str, Any]]) -> Figure:
     return drawn
 
 
-def publish(plan: FidelityPlan, folder: Folder) -> dict[str, Any]:
-    """Write results.json, errors.svg and report.html of what is done; the results."""
-    results = gather(plan, folder)
+def publish(folder: Folder) -> dict[str, Any]:
+    """Write results.json, errors.svg, errors.md and report.html of what is done; the results."""
+    results = gather(folder)
     write_atomically(folder.path / "results.json", dump_json(results))
     cells = results["cells"]
     if not cells:
@@ -211,24 +234,47 @@ def publish(plan: FidelityPlan, folder: Folder) -> dict[str, Any]:
     (folder.path / "errors.png").unlink()
     write_atomically(folder.path / "errors.md", markdown(cells))
     told = "complete" if results["complete"] else "not complete yet"
-    kept = plan.spec.device or plan.spec.name
+    what = results["plan"]["workloads"]
+    routed = [routing_table(cells)] if any(c.get("routed") for c in cells) else []
     write_page(
         folder.path / "report.html",
-        f"Fidelity: {plan.spec.name} on {kept}",
+        f"Fidelity: {engine_of(results['plan'])}",
         [
             Section.of("Verdicts", summary_table(results["summary"])),
             Section.of("Errors", error_figure(cells), error_table(cells)),
-            Section.of("Measurements", cell_table(cells), check_table(results["checks"])),
-            Section.of("Workloads", *(f"{n}: {w.what}." for n, w in plan.workloads.items())),
+            Section.of("Measurements", cell_table(cells), *routed, check_table(results["checks"])),
+            Section.of("Workloads", *(f"{n}: {w}." for n, w in what.items())),
         ],
         lead=[
-            f"{len(cells)} cells of the {plan.effort} bench, {told}. Every prediction was on disk "
-            "before its cell was measured. Models are compared with the engine's figure on these "
-            "arrivals times the simulator's long-run figure over the simulator's on the same "
-            "arrivals; the simulator with the engine directly.",
+            f"{len(cells)} cells of the {results['plan']['effort']} bench, {told}. Every "
+            "prediction was on disk before its cell was measured. Models are compared with the "
+            "engine's figure on these arrivals times the simulator's long-run figure over the "
+            "simulator's on the same arrivals; the simulator with the engine directly.",
         ],
+        findings=_findings(cells, results["summary"]),
     )
     return results
+
+
+def _findings(cells: list[dict[str, Any]], counts: dict[str, dict[str, int]]) -> list[Finding]:
+    """What the bench claims of every prediction, and what it cannot."""
+    found = []
+    for model, row in counts.items():
+        tone: Tone = "bad" if row["misses"] else "unsure" if row["cannot be told"] else "good"
+        if row["no answer"] == sum(row.values()):
+            tone = "faint"
+        text = ", ".join(f"{n} {name}" for name, n in row.items() if n)
+        causes = misses(cells).get(model, {}) | unanswered(cells).get(model, {})
+        grounds = tuple(f"{cause}: {'; '.join(where)}" for cause, where in causes.items())
+        found.append(Finding(_MARKS[tone], tone, model, text, grounds))
+    if floor := noisy(cells):
+        found.append(Finding("?", "unsure", "noise", noise_line(floor)))
+    for cell, why in invalid(cells).items():
+        found.append(Finding("✗", "bad", cell, f"not valid: {why}"))
+    return found
+
+
+_MARKS: dict[Tone, str] = {"good": "✓", "bad": "✗", "unsure": "?", "faint": "–"}
 
 
 def _error(error: dict[str, Any]) -> Cell:

@@ -212,11 +212,20 @@ def trace_workloads(
     outputs = np.clip(np.rint([q.output_tokens for q in scenario.requests]), 1.0, MOST_OUTPUTS)
     hits = np.array([deep.reusable[q.name] for q in scenario.requests])
     cached = np.minimum(hits, tokens - 1.0) // block_size * block_size
-    said = f"{len(weights)} types fitted to {path.name}, tokens × {scale:g}, 16 slots"
+    fitted = f"types fitted to {path.name}, tokens × {scale:g}; {{}}; 16 slots"
+    none = np.zeros_like(cached)
     return {
-        "trace": NodeWorkload("trace", said, weights, tokens, 0.0 * tokens, outputs, 16),
-        "deep": NodeWorkload(
-            "deep", f"{said}, {int(cached.max())} tokens pinned",
-            weights, tokens - cached, cached, outputs, 16,
-        ),
+        name: NodeWorkload(
+            name, fitted.format(_in_words(weights, tokens - h, h, outputs)),
+            weights, tokens - h, h, outputs, 16,
+        )
+        for name, h in (("trace", none), ("deep", cached))
     }  # fmt: skip
+
+
+def _in_words(weights: np.ndarray, new: np.ndarray, cached: np.ndarray, outputs: np.ndarray) -> str:
+    each = zip(weights, new, cached, outputs, strict=True)
+    return ", ".join(
+        f"{p:.1%} {n:.0f} new{f' after {h:.0f} cached' if h else ''} ({m:.0f} outputs)"
+        for p, n, h, m in each
+    )

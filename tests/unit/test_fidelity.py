@@ -16,12 +16,18 @@ from calibration.fidelity.analysis import (
 from calibration.fidelity.measurement import run_speed, simulate_same
 from calibration.fidelity.plan import Folder, make_plan
 from calibration.fidelity.prediction import FIGURES, counted, figures_of
-from calibration.fidelity.report import error_table, markdown, summary
+from calibration.fidelity.report import error_table, read_benches
+from calibration.fidelity.two_tiers import TwoTiers
+from calibration.fidelity.verdict import markdown, misses, noisy, summary, unanswered
 from calibration.fidelity.workload import study_workloads
 from cluster.engines.step_log import STEP_COLUMNS
 from testbed.errors import CalibrationError
+from testbed.outcome import RequestRecord
+from testbed.radio import nearest_distances, radio_model
+from testbed.seeds import generator
 from testbed.simulation.engine_model import EngineConfig
 from testbed.step_time import StepTime
+from testbed.workload.stream import typed_stream
 
 STEP = StepTime(c_pre=4e-3, a=4e-5, b=3e-8, d=6e-8, c_dec=2.7e-3, e=1e-4, f=2.5e-7)
 CONFIG = EngineConfig(max_sequences=8, block_size=32, num_blocks=1024)
@@ -167,6 +173,21 @@ def test_a_folder_refuses_another_bench(tmp_path):
         Folder(tmp_path / "b", {"seed": 1})
 
 
+def test_until_something_is_measured_a_folder_takes_other_seconds(tmp_path):
+    header = {"seconds": 20.0, "seed": 1, "engine": {"name": "emulated", "time_scale": 1.0}}
+    other = {**header, "seconds": 40.0, "engine": {"name": "emulated", "time_scale": 0.5}}
+    Folder(tmp_path, header).write({"x": 1.0}, "A-0.6", "models.json")
+    with pytest.raises(CalibrationError, match="another engine"):
+        Folder(tmp_path, {**other, "engine": {"name": "vllm"}})
+    measured = Folder(tmp_path, other)
+    assert Folder.existing(tmp_path).header == other
+    measured.write({"x": 1.0}, "A-0.6", "prediction.json")
+    with pytest.raises(CalibrationError, match="another"):
+        Folder(tmp_path, header)
+    with pytest.raises(CalibrationError, match="holds no bench"):
+        Folder.existing(tmp_path / "A-0.6")
+
+
 def test_a_plan_names_what_is_wrong():
     with pytest.raises(CalibrationError, match="--workloads: 'D'"):
         make_plan(engine="emulated", workloads=("D",))
@@ -176,14 +197,76 @@ def test_a_plan_names_what_is_wrong():
         make_plan(engine="emulated", workloads=("deep",))
 
 
-def test_every_prediction_has_its_row():
+def test_every_prediction_has_its_row(tmp_path):
     ttft = sample()
     long = figures_of(ttft)
-    found = analyse(
-        prediction(long, {"m": list(long), "n": None}), ttft, ttft, [], overhead=0.0, seed=1
-    )
+    said = prediction(long, {"m": list(long), "low": list(0.5 * long), "n": None})
+    found = analyse(said, ttft, ttft, [], overhead=0.0, seed=1)
     cells = [{"workload": "A", "load": 0.6, **found}]
-    assert len(error_table(cells).rows) == 3
+    assert len(error_table(cells).rows) == 4
     assert sum(summary(cells)["m"].values()) == len(FIGURES)
     assert summary(cells)["n"]["no answer"] == len(FIGURES)
-    assert markdown(cells).count("\n") == 6
+    assert unanswered(cells) == {"n": {"no stable point at this rate": ["A 0.6"]}}
+    assert misses(cells) == {
+        "low": {"model form": ["A 0.6: " + ", ".join(f"{f} -50 %" for f in FIGURES)]}
+    }
+    text = markdown(cells)
+    assert "| A 0.6 | 380 | 0.0/0.0/0.0/0.0 |" in text and "**-50**" in text
+    assert "- `low` misses, model form: A 0.6" in text and "Nothing is claimed" not in text
+
+    folder = Folder(tmp_path, {"engine": {"name": "emulated"}, "workloads": {"A": "a"},
+                               "loads": [0.6, 0.9]})  # fmt: skip
+    with pytest.raises(CalibrationError, match="no cell has been measured"):
+        read_benches([tmp_path])
+    folder.write({"rate": 1.0, **said}, "A-0.6", "prediction.json")
+    folder.write(found, "A-0.6", "analysis.json")
+    ((engine, read),) = read_benches([tmp_path, tmp_path])
+    assert engine == "the emulated engine"
+    assert [c["errors"] for c in read] == 2 * [found["errors"]]
+
+
+def test_nothing_is_claimed_where_the_noise_alone_is_beyond_the_goal():
+    ttft = sample(100)
+    other = np.random.default_rng(2).permutation(ttft)
+    long = figures_of(ttft)
+    found = analyse(prediction(long, {"m": list(long)}), ttft, other, [], overhead=0.0, seed=1)
+    cells = [{"workload": "A", "load": 0.9, **found}]
+    beyond = dict(zip(FIGURES, found["noise"], strict=True))
+    assert (
+        {f: n for _, f, n, _ in noisy(cells)} == {f: n for f, n in beyond.items() if n > GOAL} != {}
+    )
+    assert all(found["errors"]["m"][f]["verdict"] != "within" for _, f, *_ in noisy(cells))
+    assert "Nothing is claimed of" in markdown(cells)
+
+
+def two_tiers() -> TwoTiers:
+    plan = make_plan(engine="emulated", workloads=("policies",))
+    assert plan.cells[0] == ("nearest", 0.3) and len(plan.cells) == 12
+    assert plan.step_time is not None
+    return TwoTiers(plan.spec, plan.step_time)
+
+
+def test_the_prefill_law_of_two_tiers_is_the_step_time_at_its_prompts():
+    tiers = two_tiers()
+    assert tiers.prefill_error < 1e-6
+    assert tiers.scenario.prefill.linear > 0
+
+
+def test_the_engine_model_at_the_nodes_of_the_network_is_the_network():
+    tiers, count, seed = two_tiers(), 300, 5
+    asked = tiers.scenario.replace(policy="nearest").with_field("demand.intensity", 3.0)
+    stream = typed_stream(asked, count, tiers.rate(asked), seed)
+    far = nearest_distances(np.array([0.5, 0.5]), count, generator(seed, "distances"))
+    radio = radio_model(asked.radio, 1.0).sample(far, generator(seed, "radio"))
+    node = radio.argmin(axis=1)
+    records = [
+        RequestRecord(
+            index=i, type="any", ending="completed", profile=("fallback", "deep")[s],
+            radio=radio[i, s], intended=stream.arrival[i], dispatched=stream.arrival[i],
+            input_tokens=stream.input_tokens[i], output_tokens=stream.output_tokens[i],
+            reusable_tokens=stream.reusable[i, s],
+        )
+        for i, s in enumerate(node)
+    ]  # fmt: skip
+    network = tiers.simulate(asked, count, seed)
+    assert tiers.as_routed(records, late=False) == pytest.approx(network, rel=1e-9)
