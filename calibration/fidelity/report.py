@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from calibration.fidelity.analysis import GOAL, SIMULATOR
+from calibration.fidelity.measurement import why_invalid
 from calibration.fidelity.plan import Folder
 from calibration.fidelity.prediction import FIGURES
 from calibration.fidelity.two_tiers import POLICIES, POLICY_CELLS
@@ -51,7 +52,11 @@ def gather(folder: Folder) -> dict[str, Any]:
             continue
         kept = {key: said.get(key) for key in ("rate", "overhead", "models_written_at")}
         predicted = {"predicted_at": said["written_at"], "routed_by_model": said.get("routed")}
-        cells.append({"workload": name, "load": load, **predicted, **kept, **found})
+        why = found.get("invalid_reason") or why_invalid(
+            found.get("pace"), found.get("cached_as_asked", 1.0)
+        )
+        cell = {"workload": name, "load": load, **predicted, **kept, **found}
+        cells.append({**cell, "invalid_reason": why})
     return {
         "plan": header,
         "cells": cells,

@@ -45,8 +45,8 @@ TYPES = (("chat", 0.7, 700, 32, 512), ("document", 0.3, 1600, 32, 1024))
 SLOTS = 12
 OUTPUT_SCV = 1.0 - 1.0 / 32
 """Squared coefficient of variation of geometric lengths, which typed streams generate."""
-PRECISION = 1e-3
-"""Of the intensity at which the busiest node of a load-aware policy has a load."""
+PRECISION, MOST_STEPS = 1e-3, 20
+"""Of the search for the intensity at which the busiest node of a load-aware policy has a load."""
 REPLICAS = 2
 POLLS, POLL_WIDTH = 15, 0.1
 
@@ -185,21 +185,16 @@ class TwoTiers:
         def point(intensity: float, start: OperatingPoint | None = None) -> OperatingPoint:
             return settle(asked, replace(system, intensity=intensity), rule, model, start=start)
 
-        low = point(1e-3)
-        base = 1e-3 * load / float(low.utilisation.max())
-        if rule.load_aware:
-            # Nodes share the work better than at no load: it takes more to fill the busiest.
-            high, step, found = base, 2.0, low
-            while (found := point(high, found)).feasible and found.utilisation.max() < load:
-                base, high = high, high * step
-            while high / base > 1.0 + PRECISION:
-                middle = float(np.sqrt(base * high))
-                found = point(middle, found if found.feasible else low)
-                if found.feasible and found.utilisation.max() < load:
-                    base = middle
-                else:
-                    high = middle
-        return asked.with_field("demand.intensity", base)
+        # Blind to waits, a policy loads its nodes in proportion; one that looks at them less than
+        # so. Saturation is kept away from: it takes long to find out.
+        intensity, found = 1e-3, point(1e-3)
+        for _ in range(MOST_STEPS):
+            off = load / float(found.utilisation.max()) if found.feasible else 0.9
+            intensity *= off
+            if abs(off - 1.0) < PRECISION or not rule.load_aware:
+                break
+            found = point(intensity, found if found.feasible else None)
+        return asked.with_field("demand.intensity", intensity)
 
     def predict(self, asked: Scenario, requests: int, seed: int) -> dict[str, Any]:
         """Every delay model and a long simulation; as
