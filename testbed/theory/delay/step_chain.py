@@ -282,6 +282,14 @@ class Stationary:
         return np.array(first), np.array(second)
 
     @property
+    def excess(self) -> TransformLaw:
+        """The law of the excess delay of each type."""
+        alone = self.chain.alone
+        return TransformLaw(
+            self.idle, *self.moments, lambda q, s: self.transform(q, s) * np.exp(s * alone[q])
+        )
+
+    @property
     def _rough_delay(self) -> float:
         """Seconds of the order of the time to first token."""
         present = self.law.sum(axis=(0, 1))
@@ -382,7 +390,7 @@ class _Curve:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self._solved: dict[int, Stationary] = {}
-        self._pieces: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._pieces: dict[int, PchipInterpolator] = {}
 
     def node(self, i: int) -> Stationary:
         if i not in self._solved:
@@ -407,9 +415,8 @@ class _Curve:
         if i not in self._pieces:
             low, high = max(i - 1, 0), min(i + 2, len(NODES))
             values = np.array([self._value(k) for k in range(low, high + 1)])
-            self._pieces[i] = places[low : high + 1], values
-        at, values = self._pieces[i]
-        return PchipInterpolator(at, values, axis=0)(rho) / (1.0 - rho)
+            self._pieces[i] = PchipInterpolator(places[low : high + 1], values, axis=0)
+        return self._pieces[i](rho) / (1.0 - rho)
 
 
 class StretchedLaw(ExcessDelay):
@@ -487,12 +494,7 @@ class StepChain(DelayModel):
         rho = self.utilisation(load)
         rate = min(rho, NODES[-1]) * chain.capacity
         found = curve.node(len(NODES) - 1) if rho >= NODES[-1] else solve(chain, rate)
-        law = TransformLaw(
-            found.idle,
-            *found.moments,
-            lambda q, s: found.transform(q, s) * np.exp(s * chain.alone[q]),
-        )
-        return StretchedLaw(law, curve.mean(rho)) if rho > NODES[-1] else law
+        return StretchedLaw(found.excess, curve.mean(rho)) if rho > NODES[-1] else found.excess
 
 
 def scv_of(argument: str | None, model: str) -> float:

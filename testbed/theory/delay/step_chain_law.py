@@ -33,22 +33,22 @@ class TransformLaw(ExcessDelay):
         waiting = max(self.wait_probability, 1e-300)
         conditional = mean / waiting
         deviation = np.sqrt(np.maximum(second / waiting - conditional**2, 0.0))
-        self._end = np.maximum(12.0 * conditional, conditional + 10.0 * deviation)
+        self.end = np.maximum(12.0 * conditional, conditional + 10.0 * deviation)
         self._series: dict[int, np.ndarray] = {}
 
     def _coefficients(self, q: int) -> np.ndarray:
         if q not in self._series:
             k = np.arange(TERMS)
-            frequency = k * np.pi / self._end[q]
+            frequency = k * np.pi / self.end[q]
             values = self._transform(q, -1j * frequency).real - (1.0 - self.wait_probability)
-            series = 2.0 / self._end[q] * values * np.exp(-36.0 * (k / TERMS) ** 6)
+            series = 2.0 / self.end[q] * values * np.exp(-36.0 * (k / TERMS) ** 6)
             self._series[q] = series
         return self._series[q]
 
     def cdf(self, q: int, seconds: np.ndarray) -> np.ndarray:
         w = np.asarray(seconds, dtype=float)
         atom = 1.0 - self.wait_probability
-        end = self._end[q]
+        end = self.end[q]
         if end <= 0:
             return np.where(w < 0, 0.0, 1.0)
         series = self._coefficients(q)
@@ -59,4 +59,4 @@ class TransformLaw(ExcessDelay):
         return np.where(w < 0, 0.0, np.clip(inside, atom, 1.0))
 
     def decay(self, q: int) -> float:
-        return TERMS / 4.0 / float(self._end[q]) if self._end[q] > 0 else 0.0
+        return TERMS / 4.0 / float(self.end[q]) if self.end[q] > 0 else 0.0

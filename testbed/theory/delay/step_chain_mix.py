@@ -1,27 +1,30 @@
-"""MixedStepChain: the step chain between mixes that it has been solved for (Theory H2).
+"""MixedStepChain: the step chain between mixes and loads that it has been solved for (Theory H2).
 
 Inside a fixed point the mix of a tier changes with every iteration, and each new mix would be a
-new chain. Here chains are solved on a grid over the simplex of mixes, each over its arrival rate,
+new chain. Here chains are solved on a grid over the simplex of mixes, each at a few utilisations,
 and what lies between is interpolated: capacity and mean delays are piecewise linear in the mix,
-continuous, and monotone in the arrival rate. The law at the point that is found is that of its own
-chain.
+continuous, and monotone in the arrival rate; the law is the mixture of the laws around it,
+stretched so that it has that mean.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from testbed.theory.delay.base import DelayModel, ExcessDelay, TierLoad, register
-from testbed.theory.delay.step_chain import StepChain, scv_of
+from testbed.theory.delay.step_chain import NODES, Stationary, StepChain, scv_of
 
 PARTS = 4
 """Cells along an edge of the simplex of mixes."""
+POINTS = 512
+"""Times at which a law is tabulated, closer together the shorter."""
 
 
 class MixedStepChain(DelayModel):
-    """The step chain with interpolated means; keeps every chain that it has solved."""
+    """The step chain, interpolated; keeps every chain and every law that it has solved."""
 
     name = "step_chain_mix"
     uses_step_time = True
@@ -29,6 +32,7 @@ class MixedStepChain(DelayModel):
     def __init__(self, output_scv: float = 0.0, parts: int = PARTS) -> None:
         self._chain = StepChain(output_scv)
         self._parts = parts
+        self._laws: dict[int, LawTable] = {}
 
     def _corners(self, load: TierLoad) -> list[tuple[float, TierLoad]]:
         corners, shares = surrounding(load.weights, self._parts)
@@ -51,7 +55,78 @@ class MixedStepChain(DelayModel):
         )
 
     def excess(self, load: TierLoad) -> ExcessDelay:
-        return self._chain.excess(load)
+        if load.arrival_rate <= 0:
+            return self._chain.excess(load)
+        beside = list(neighbours(self.utilisation(load)))
+        parts = []
+        for share, at in self._corners(load):
+            curve = self._chain.curve(at)
+            parts += [(share * w, self._table(curve.node(i))) for i, w in beside if i > 0]
+        return MixedLaw(parts, self.mean(load))
+
+    def _table(self, found: Stationary) -> LawTable:
+        # Kept with its chain, so that the identity stays its own.
+        if id(found) not in self._laws:
+            self._laws[id(found)] = LawTable(found)
+        return self._laws[id(found)]
+
+
+class LawTable:
+    """The law of the excess delay of one chain at one load; types are tabulated when asked for."""
+
+    def __init__(self, found: Stationary) -> None:
+        self._law = found.excess
+        self._found = found
+        self.wait_probability = self._law.wait_probability
+        self.mean = self._law.mean
+        self._values: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def cdf(self, q: int, seconds: np.ndarray) -> np.ndarray:
+        if q not in self._values:
+            at = self._law.end[q] * np.linspace(0.0, 1.0, POINTS) ** 2
+            self._values[q] = at, self._law.cdf(q, at)
+        return np.interp(seconds, *self._values[q], left=0.0)
+
+    def decay(self, q: int) -> float:
+        return self._law.decay(q)
+
+
+@dataclass
+class MixedLaw(ExcessDelay):
+    """Laws with weights, stretched in time to a mean (Q,); what is missing to 1 is no delay."""
+
+    parts: Sequence[tuple[float, LawTable]]
+    mean: np.ndarray
+
+    def __post_init__(self) -> None:
+        self.wait_probability = sum(w * law.wait_probability for w, law in self.parts)
+        mixed = np.sum([w * law.mean for w, law in self.parts], axis=0)
+        self._factor = self.mean / mixed
+
+    def cdf(self, q: int, seconds: np.ndarray) -> np.ndarray:
+        at = np.asarray(seconds, dtype=float) / self._factor[q]
+        undelayed = 1.0 - sum(w for w, _ in self.parts)
+        inside = undelayed + sum(w * law.cdf(q, at) for w, law in self.parts)
+        return np.where(at < 0, 0.0, inside)
+
+    def decay(self, q: int) -> float:
+        return max(law.decay(q) for _, law in self.parts) / float(self._factor[q])
+
+
+def neighbours(rho: float) -> Iterator[tuple[int, float]]:
+    """Nodes of utilisation on both sides, and their shares; the last one alone beyond it.
+
+    >>> [(i, round(w, 3)) for i, w in neighbours(0.25)]
+    [(2, 0.5), (3, 0.5)]
+    """
+    i = int(np.searchsorted(NODES, rho, side="right")) - 1
+    if i >= len(NODES) - 1:
+        yield len(NODES) - 1, 1.0
+        return
+    above = (rho - NODES[i]) / (NODES[i + 1] - NODES[i])
+    yield i, 1.0 - above
+    if above > 0:
+        yield i + 1, above
 
 
 def surrounding(weights: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,8 +151,4 @@ def surrounding(weights: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray
     return np.diff(ends, axis=1) / parts, -np.diff(sorted_rest)
 
 
-register(
-    "step_chain_mix",
-    lambda argument: MixedStepChain(scv_of(argument, "step_chain_mix")),
-    variant=True,
-)
+register("step_chain_mix", lambda argument: MixedStepChain(scv_of(argument, "step_chain_mix")))

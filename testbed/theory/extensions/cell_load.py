@@ -228,15 +228,22 @@ def _mixed(model: DelayModel, loads: Sequence[TierLoad], cells: CellLaw) -> Mixe
 class CellLatency(Latency):
     """TTFT with the wait of a request mixed over the cells that requests are in (Theory E2, H8).
 
-    The association between tiers and the distances stay those of the mean load.
+    The association between tiers and the distances stay those of the mean load. ``own``: nodes
+    advertise their own waits to a policy that looks at them, not the mean of their tier.
     """
 
     policy: Policy
     shapes: tuple[float, ...]
+    own: bool = True
 
     @classmethod
     def of(
-        cls, latency: Latency, policy: Policy, shapes: Sequence[float] | None = None
+        cls,
+        latency: Latency,
+        policy: Policy,
+        shapes: Sequence[float] | None = None,
+        *,
+        own: bool = True,
     ) -> CellLatency:
         """From a latency of the mean-load model; ``shapes`` (S,) instead of :func:`cell_shapes`."""
         tiers = latency.system.shape[1]
@@ -244,7 +251,8 @@ class CellLatency(Latency):
             shapes = cell_shapes(latency.system, latency.point.costs).tolist()
         if len(shapes) != tiers:
             raise ValueError(f"{len(shapes)} shapes for {tiers} profiles")
-        return cls(latency.system, latency.point, latency.model, policy, tuple(map(float, shapes)))
+        each = tuple(map(float, shapes))
+        return cls(latency.system, latency.point, latency.model, policy, each, own)
 
     @cached_property
     def laws(self) -> tuple[ExcessDelay | None, ...]:
@@ -254,7 +262,7 @@ class CellLatency(Latency):
             load = self.point.loads[s]
             if load.arrival_rate <= 0:
                 found.append(self.model.excess(load))
-            elif self.policy.load_aware and not self.lost:
+            elif self.own and self.policy.load_aware and not self.lost:
                 _, loads = own_waits(self.system, self.policy, self.model, self.point, s, cells)
                 found.append(_mixed(self.model, loads, cells))
             else:
