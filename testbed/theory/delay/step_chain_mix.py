@@ -151,4 +151,8 @@ def surrounding(weights: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray
     return np.diff(ends, axis=1) / parts, -np.diff(sorted_rest)
 
 
-register("step_chain_mix", lambda argument: MixedStepChain(scv_of(argument, "step_chain_mix")))
+register(
+    "step_chain_mix",
+    lambda argument: MixedStepChain(scv_of(argument, "step_chain_mix")),
+    variant=True,
+)
