@@ -77,8 +77,8 @@ def spec_of(record: Calibration, file: Path) -> EngineSpec:
 def job_of(scenario: Scenario, spec: EngineSpec, **changes: Any) -> Job:
     """A job that pins a scenario's profiles and loads each with the scenario's own request types.
 
-    Types keep their lengths; which of a profile's chains they share does not matter to time, so
-    all are put behind the longest.
+    m_run and c_s speak of the mean request. Types keep their lengths; which of a profile's chains
+    they share does not matter to time, so all are put behind the longest.
     """
     from testbed.workload.trace_stream import build_stream
 
@@ -95,7 +95,13 @@ def job_of(scenario: Scenario, spec: EngineSpec, **changes: Any) -> Job:
             new = max(1, round(q.tokens) - cached)
             mix.append(RequestClass(q.name, q.probability, new, cached, max(1.0, q.output_tokens)))
         classes[profile.name] = tuple(c for c in mix if c.weight > 0)
-    return Job(spec=spec, profiles=profiles, classes=classes, **changes)
+    mean = [
+        max(1, round(sum(q.probability * getattr(q, field) for q in scenario.requests)))
+        for field in ("tokens", "output_tokens")
+    ]
+    return Job(
+        spec=spec, profiles=profiles, classes=classes, reference=(mean[0], mean[1]), **changes
+    )
 
 
 # --- On this machine ---------------------------------------------------------------------------

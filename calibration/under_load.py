@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from calibration.crosscheck import capacity_from_steps
+from calibration.design import usable_blocks
 from calibration.journal import Journal
 from calibration.load import COLUMNS, Load, RequestClass, default_classes
 from calibration.record import Calibration, LoadRecord
@@ -116,7 +118,7 @@ def load_records(
             ),
             decode=np.array([calibration.occupancy(c.output, c.new, c.cached) for c in mix]),
             capacity=capacity["rate"],
-            concurrency=_seats(calibration, name, facts),
+            concurrency=seats(mix, facts, round(capacity["pinned"])),
             step_time=calibration.step_time,
             facts=facts,
             pinned_blocks=round(capacity["pinned"]),
@@ -157,8 +159,13 @@ def load_records(
     return tuple(sorted(records, key=lambda r: (r.profile, r.load)))
 
 
-def _seats(calibration: Calibration, profile: str, facts: EngineFacts) -> int:
-    """c_s as measured on this profile, else as the formula has it, else the engine's limit."""
-    found = next((c for c in calibration.c_s if c.profile == profile), None)
-    seats = None if found is None else (found.measured or found.formula)
-    return max(1, min(seats or facts.max_sequences, facts.max_sequences))
+def seats(mix: Sequence[RequestClass], facts: EngineFacts, pinned_blocks: int) -> int:
+    """Sequences of a mix at once: the engine's limit, or what the pool holds beside the pinned
+    prefix, whose blocks requests share (Theory A9, H12).
+
+    The measured c_s speaks of one reference request; the mix has its own lengths.
+    """
+    weights = np.array([c.weight for c in mix]) / sum(c.weight for c in mix)
+    blocks = [math.ceil((c.new + c.output) / facts.block_size) for c in mix]
+    room = usable_blocks(facts) - pinned_blocks
+    return max(1, min(facts.max_sequences, int(room // float(weights @ blocks))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from calibration.journal import Journal
 from calibration.load import RequestClass, default_classes
 from calibration.record import Calibration
 from calibration.speed import relative_time
+from calibration.under_load import seats
 from calibration.waiting import SATURATED, SIMULATOR, Setting, load_record, relative_times
 from cluster.engines.base import EngineFacts
 from testbed.errors import CalibrationError
@@ -38,6 +40,19 @@ FACTS = EngineFacts(
     extra={"usable_blocks": 1000},
 )
 STEP = StepTime(c_pre=4e-3, a=4e-5, b=3e-8, d=6e-8, c_dec=2.7e-3, e=1e-4, f=2.5e-7)
+
+
+def test_seats_are_what_the_pool_holds_of_the_mix_beside_the_pin():
+    def mix(cached: int) -> list[RequestClass]:
+        return [RequestClass("short", 3.0, 60, cached, 4.0), RequestClass("long", 1.0, 316, 0, 4.0)]
+
+    many = replace(FACTS, max_sequences=500)
+    # 4 blocks for three in four, 20 for the fourth: 8 in the mean of 1,000.
+    assert seats(mix(0), many, 0) == 125
+    assert seats(mix(512), many, 0) == 125  # cached tokens lie in the pinned blocks
+    assert seats(mix(0), many, 200) == 100
+    assert seats(mix(0), FACTS, 200) == FACTS.max_sequences
+    assert seats(mix(0), many, 999) == 1
 
 
 def mmc_run(rate: float, service: float, servers: int, prefill: float, count: int, seed: int):
