@@ -27,6 +27,11 @@ EXPLAINS = 0.5
 """A cause is named when it takes away at least this share of the (log) error."""
 SIMULATOR = "simulator"
 CAUSE_NOT_FOUND = "cause not found"
+GROUNDS = {
+    "simulator_without_lookahead": "what scheduling ahead adds",
+    "simulator_with_steady_waits": "routing by steady waits, not by what nodes told last",
+}
+"""Simulations of a prediction without one thing, and what a model does not know that meets them."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,11 @@ def analyse(
             for k, name in enumerate(FIGURES)
         }
     }
-    sequential = prediction["simulator_without_lookahead"]
+    changed_ground = {
+        cause: np.array(prediction[key]["figures"]) + overhead
+        for key, cause in GROUNDS.items()
+        if prediction.get(key) is not None
+    }
     for model, figures in prediction["models"].items():
         if figures is None:
             errors[model] = {
@@ -107,9 +116,7 @@ def analyse(
             continue
         said = np.array(figures) + overhead
         form = np.log(said / long)
-        beside = None
-        if sequential is not None:
-            beside = np.log(said / (np.array(sequential["figures"]) + overhead))
+        beside = {cause: np.log(said / seen) for cause, seen in changed_ground.items()}
         errors[model] = {
             name: _judged(
                 float(said[k] / stationary[k] - 1.0),
@@ -172,18 +179,24 @@ def engine_cause(
 def model_cause(
     k: int,
     form: np.ndarray,
-    beside: np.ndarray | None,
+    beside: dict[str, np.ndarray],
     offset: np.ndarray,
     changed: list[tuple[str, np.ndarray]],
     paired: np.ndarray,
 ) -> str:
     """Where a delay model's error comes from: its form (against the simulator with the same step
-    time), the engine's steps (simulator against engine), or both."""
+    time), the engine's steps (simulator against engine), or both.
+
+    ``beside`` has its logarithmic errors (4,) against the simulator without one thing, named as a
+    cause where at most half of the error is left there.
+    """
     total = form[k] + offset[k]
     causes = []
     if form[k] * total > 0 and abs(form[k]) >= EXPLAINS * abs(total):
-        if beside is not None and abs(beside[k]) <= EXPLAINS * abs(form[k]):
-            causes.append("model form: no scheduling ahead")
+        left = {cause: abs(errors[k]) for cause, errors in beside.items()}
+        told = min(left, key=left.__getitem__, default=None)
+        if told is not None and left[told] <= EXPLAINS * abs(form[k]):
+            causes.append(f"model form: {told}")
         else:
             causes.append("model form")
     if offset[k] * total > 0 and abs(offset[k]) >= EXPLAINS * abs(total):

@@ -32,7 +32,6 @@ from cluster.devices import load_device
 from testbed.environment import environment
 from testbed.errors import CalibrationError, EngineError
 from testbed.outcome import dump_json, write_atomically
-from testbed.scenario import Scenario
 from testbed.seeds import generator
 from testbed.simulation.engine_model import EngineConfig
 from testbed.step_time import AnyStepTime
@@ -144,7 +143,7 @@ class FidelityBench:
         with (
             tempfile.TemporaryDirectory() as logs,
             deployed(
-                _alone(self.plan, workload), log_dir=logs, seed=self.plan.seed, progress=self._say
+                self.plan.alone(workload), log_dir=logs, seed=self.plan.seed, progress=self._say
             ) as nodes,
         ):
             config = self.plan.config(workload)
@@ -299,24 +298,3 @@ class FidelityBench:
 
 def _cell(name: str, load: float) -> str:
     return f"{name}-{load:g}"
-
-
-def _alone(plan: FidelityPlan, workload: NodeWorkload) -> Scenario:
-    """A scenario of one replica, for the deployment alone."""
-    return Scenario.from_dict(
-        {
-            "name": "fidelity",
-            "policy": "nearest",
-            "radio": {"model": "power_law", "xi": 1e-6, "alpha": 2.0},
-            "nodes": {"density": 1.0},
-            "demand": {"intensity": 1.0},
-            "prefill": {"linear": 1e-4},
-            "memory": {"capacity": 1e12, "per_sequence": 1e9, "per_token": 1.0},
-            "requests": [{"name": "any", "probability": 1.0, "tokens": 1}],
-            "profiles": [
-                {"name": "only", "fraction": 1.0, "persistent_bytes": 0, "reusable": {"any": 0}}
-            ],
-            "engine": plan.engine(workload).model_dump(exclude_none=True),
-        },
-        "fidelity",
-    )

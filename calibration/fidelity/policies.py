@@ -13,6 +13,7 @@ import numpy as np
 
 from calibration.fidelity.analysis import Trial, analyse
 from calibration.fidelity.measurement import check_engine, why_invalid
+from calibration.fidelity.network import TwoTierNetwork
 from calibration.fidelity.plan import LEAST_REQUESTS, LONG_RUN, FidelityPlan, Folder, now
 from calibration.fidelity.two_tiers import (
     POLICIES,
@@ -53,6 +54,7 @@ class PolicyCells:
         self.plan = plan
         self.folder = folder
         self.tiers = tiers
+        self.network = TwoTierNetwork(tiers)
         self._say = say
         self._progress = progress
 
@@ -68,7 +70,8 @@ class PolicyCells:
                 self._say(f"predicting {cell}")
                 asked = self.tiers.at(policy, load)
                 count = min(LONG_RUN[self.plan.effort], LONGEST_RUN)
-                said = self.tiers.predict(asked, count, self.plan.seed + 7919)
+                said = self.tiers.predict(asked)
+                said |= self.network.predict(asked, count, self.plan.seed + 7919)
                 self.folder.write(
                     {"policy": policy, "load": load, "scenario": _shown(asked), **said},
                     cell, "models.json",
@@ -107,7 +110,7 @@ class PolicyCells:
         seed = self.plan.seed + 17
         _, records = self._run(nodes, asked, CHECK_REQUESTS, seed, f"check {when}")
         ttft = _ttft(records, CHECK_REQUESTS)
-        beyond = ttft - self.tiers.simulate(asked, CHECK_REQUESTS, seed)
+        beyond = ttft - self.network.simulate(asked, CHECK_REQUESTS, seed)
         names = [r.type for r in records]
         usual = [
             float(np.median([r.ttft for r in records if r.type == name]))
@@ -140,19 +143,19 @@ class PolicyCells:
         count = max(LEAST_REQUESTS, count)
         # Policies at one load see the same requests.
         seed = self.plan.seed + round(1000 * load)
-        simulated = self.tiers.simulate(asked, count, seed) + overhead
+        simulated = self.network.simulate(asked, count, seed) + overhead
         said = self.folder.write(
             {**models, "models_written_at": models["written_at"], "overhead": overhead,
              "requests": count, "seed": seed, "paired": _listed(simulated)},
             cell, "prediction.json",
         )  # fmt: skip
-        jitter = self.tiers.poll_jitter(asked, count, seed)
+        jitter = self.network.poll_jitter(asked, count, seed)
         started = now()
         outcome, records = self._run(nodes, asked, count, seed, cell)
         self._keep(cell, records)
         done = np.array([r.index for r in records])
         trials = [
-            Trial(name, _placed(self.tiers.as_routed(records, late=late) + overhead, done, count))
+            Trial(name, _placed(self.network.as_routed(records, late=late) + overhead, done, count))
             for name, late in (
                 ("the router chose other nodes", False),
                 ("the router chose other nodes, and late sends", True),

@@ -72,7 +72,7 @@ def predict_cell(
     long = long_run(workload, rate, step_time, config, requests, seed)
     sequential = None
     if config.async_scheduling:
-        # Delay models know no scheduling ahead: how much of their error that is.
+        # Most delay models know no scheduling ahead: how much of their error that is.
         plain = config.model_copy(update={"async_scheduling": False})
         sequential = long_run(workload, rate, step_time, plain, requests, seed)
     return {

@@ -1,13 +1,11 @@
-"""TwoTiers: two replicas behind the router, as theory and the network simulator take them.
+"""TwoTiers: two replicas behind the router, as a scenario, and what theory says of it.
 
 One replica pins nothing, the other a prefix of each request type. Radio, router and engines are in
-every figure: theory is :func:`testbed.theory.predict`, the simulator a network of engine models
-that is sent the same requests from the same places.
+every figure: theory is :func:`testbed.theory.predict`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,22 +14,15 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.optimize import nnls
 
-from calibration.fidelity.prediction import (
-    PROBABILITIES,
-    batched_figures,
-    counted,
-    figures_of,
-    model_names,
-)
+from calibration.fidelity.prediction import PROBABILITIES, model_names
 from cluster.engines.base import model_config, model_directory, nominal_bytes_per_token
 from testbed.errors import CalibrationError, TestbedError
-from testbed.outcome import Outcome, RequestRecord, figure_key
+from testbed.outcome import Outcome, figure_key
 from testbed.prefill import prefill_time
 from testbed.routing.policies import get_policy
 from testbed.scenario import EngineSpec, Prefill, Scenario
-from testbed.simulation.engine_model import EngineConfig, simulate_engine
+from testbed.simulation.engine_model import EngineConfig
 from testbed.simulation.engine_network import engine_config
-from testbed.simulation.simulate import replicate
 from testbed.step_time import AnyStepTime
 from testbed.theory import predict
 from testbed.theory.delay.step_chain import chunked
@@ -48,7 +39,6 @@ OUTPUT_SCV = 1.0 - 1.0 / 32
 PRECISION, MOST_STEPS = 1e-3, 20
 """Of the search for the intensity at which the busiest node of a load-aware policy has a load."""
 REPLICAS = 2
-POLLS, POLL_WIDTH = 15, 0.1
 
 
 @dataclass(frozen=True)
@@ -196,8 +186,13 @@ class TwoTiers:
             found = point(intensity, found if found.feasible else None)
         return asked.with_field("demand.intensity", intensity)
 
-    def predict(self, asked: Scenario, requests: int, seed: int) -> dict[str, Any]:
-        """Every delay model and a long simulation; as
+    def operating_point(self, asked: Scenario) -> OperatingPoint:
+        """Where the step chain's waits and the association cause each other."""
+        posed = pose(asked, delay_model=_label(asked.policy), step_time=self.step_time)
+        return settle(asked, *posed)
+
+    def predict(self, asked: Scenario) -> dict[str, Any]:
+        """What every delay model says, as in
         :func:`calibration.fidelity.prediction.predict_cell`."""
         models: dict[str, list[float] | None] = {}
         left_out: dict[str, str] = {}
@@ -213,71 +208,13 @@ class TwoTiers:
             if models[name] is None:
                 left_out[name] = "no stable point at this rate"
             routed[name] = share_of_tiers(outcome)
-        ttft = self.simulate(asked, requests, seed)[counted(requests)]
-        ttft = ttft[np.isfinite(ttft)]
         return {
             "rate": self.rate(asked),
             "models": models,
             "left_out": left_out,
             "routed": routed,
             "prefill_error": self.prefill_error,
-            "simulator": {**batched_figures(ttft), "requests": requests},
-            "simulator_without_lookahead": None,
         }
-
-    def simulate(self, asked: Scenario, count: int, seed: int) -> np.ndarray:
-        """TTFT (N,) s by the network of engine models, request by request; NaN where the
-        simulation itself left out its first ones as not yet stationary.
-
-        Raises
-        ------
-        CalibrationError
-            There are too many requests to keep one by one.
-        """
-        scenario = asked.replace(
-            simulation={"node_model": "engine", "nodes": REPLICAS, "waits": "node", "warm_up": 0}
-        )
-        exact = replicate(scenario, count, seed, 0, None, self.step_time).tally.exact
-        if exact is None:
-            raise CalibrationError(f"{POLICY_CELLS}: {count} requests cannot be kept one by one")
-        return np.concatenate([np.full(count - len(exact), np.nan), exact])
-
-    def poll_jitter(self, asked: Scenario, count: int, seed: int) -> np.ndarray | None:
-        """Standard deviations (4,) of the logarithms of the figures over the moments at which the
-        router asks for waits, which nobody chooses; None where it looks at none.
-
-        Another period, a few per cent off, makes the polls drift through the same requests.
-        """
-        if not get_policy(asked.policy).load_aware:
-            return None
-        period = asked.routing.telemetry_period
-        said = []
-        for factor in 1.0 + POLL_WIDTH * np.linspace(-1.0, 1.0, POLLS):
-            other = asked.with_field("routing.telemetry_period", period * float(factor))
-            ttft = self.simulate(other, count, seed)[counted(count)]
-            said.append(np.log(figures_of(ttft[np.isfinite(ttft)])))
-        return np.std(said, axis=0, ddof=1)
-
-    def as_routed(self, records: Sequence[RequestRecord], *, late: bool) -> np.ndarray:
-        """TTFT (n,) s of measured requests by the engine model, each at the node that the router
-        really chose; ``late``: also when it really left."""
-        lag = np.array([r.dispatch_lag for r in records]) if late else np.zeros(len(records))
-        reach = np.array([r.intended + r.radio for r in records]) + lag - np.median(lag)
-        names = [s.name for s in self.scenario.profiles]
-        node = np.array([names.index(r.profile or "") for r in records])
-        first = np.empty(len(records))
-        for s, config in enumerate(self.configs):
-            own = np.flatnonzero(node == s)
-            own = own[np.argsort(reach[own], kind="stable")]
-            first[own] = simulate_engine(
-                config,
-                self.step_time,
-                reach[own],
-                [records[i].input_tokens for i in own],
-                [records[i].output_tokens for i in own],
-                reusable_tokens=[int(records[i].reusable_tokens) for i in own],
-            ).first_token
-        return first - np.array([r.intended for r in records])
 
 
 _STAFFED = {"replicas": REPLICAS, "max_sequences": SLOTS}

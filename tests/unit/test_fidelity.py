@@ -14,6 +14,7 @@ from calibration.fidelity.analysis import (
     resampled_noise,
 )
 from calibration.fidelity.measurement import run_speed, simulate_same
+from calibration.fidelity.network import TwoTierNetwork
 from calibration.fidelity.plan import Folder, make_plan
 from calibration.fidelity.prediction import FIGURES, counted, figures_of
 from calibration.fidelity.report import error_table, read_benches
@@ -113,7 +114,11 @@ def test_scheduling_ahead_is_named_where_the_model_meets_the_engine_without_it()
     found = analyse(
         prediction(long, {"m": list(0.8 * long)}, plain), ttft, ttft, [], overhead=0.0, seed=1
     )
-    assert found["errors"]["m"]["p90"]["cause"] == "model form: no scheduling ahead"
+    assert found["errors"]["m"]["p90"]["cause"] == "model form: what scheduling ahead adds"
+    both = prediction(long, {"m": list(0.8 * long)}, {"figures": list(0.9 * long)})
+    both["simulator_with_steady_waits"] = plain
+    found = analyse(both, ttft, ttft, [], overhead=0.0, seed=1)
+    assert found["errors"]["m"]["p90"]["cause"].startswith("model form: routing by steady waits")
 
 
 def test_what_the_noise_hides_is_not_told():
@@ -268,5 +273,6 @@ def test_the_engine_model_at_the_nodes_of_the_network_is_the_network():
         )
         for i, s in enumerate(node)
     ]  # fmt: skip
-    network = tiers.simulate(asked, count, seed)
-    assert tiers.as_routed(records, late=False) == pytest.approx(network, rel=1e-9)
+    network = TwoTierNetwork(tiers)
+    routed = network.as_routed(records, late=False)
+    assert routed == pytest.approx(network.simulate(asked, count, seed), rel=1e-9)
