@@ -233,8 +233,28 @@ class WorkloadSpec(Part):
 
     trace: str | None = Field(default=None, description="trace file; found by content")
     format: str | None = Field(default=None, description="reader name, if not to be detected")
-    arrivals: Literal["verbatim", "jitter", "poisson", "gamma"] = "poisson"
-    cv2: Positive = Field(default=1.0, description="squared coefficient of variation (gamma)")
+    block_size: int | None = Field(
+        default=None, ge=1, description="tokens per block of the trace; absent: its format's own"
+    )
+    arrivals: Literal["verbatim", "jitter", "poisson", "gamma", "diurnal", "per_type"] = "poisson"
+    cv2: Positive = Field(
+        default=1.0,
+        description="squared coefficient of variation of the gaps (gamma, diurnal, per_type)",
+    )
+    course: tuple[tuple[Positive, NonNegative], ...] | None = Field(
+        default=None,
+        description="diurnal: (seconds, relative rate) of each part of a day, again and again",
+    )
+    window: tuple[NonNegative, Positive] | None = Field(
+        default=None, description="only the trace's requests of [start, stop) seconds"
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="of a chat trace: tokenizer.json or a model directory; absent: the engine's",
+    )
+    tokens: Literal["drawn", "recorded"] | None = Field(
+        default=None, description="token ids: drawn from block ids (if absent), or the trace's own"
+    )
     token_scale: Positive = Field(default=1.0, description="tokens kept of each trace token")
     requests: int | None = Field(default=None, ge=1, description="first N requests of the trace")
     max_tokens: int | None = Field(
@@ -244,6 +264,16 @@ class WorkloadSpec(Part):
         default=None, ge=1, description="fix the number of generated tokens (said in the outcome)"
     )
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.arrivals == "diurnal") != (self.course is not None):
+            raise ValueError("course: diurnal arrivals need it, and no others have it")
+        if self.course is not None and not any(rate > 0 for _, rate in self.course):
+            raise ValueError("course: no part has a rate above 0")
+        if self.window is not None and self.window[0] >= self.window[1]:
+            raise ValueError("window: it ends before it begins")
+        return self
 
 
 class EngineSpec(Part):

@@ -493,12 +493,13 @@ def _workload(
     """The trace and the workload section that names it, scaled for the machine unless told."""
     from testbed.workload.readers.own import write_trace
     from testbed.workload.synthetic import SyntheticSpec, synthetic_trace
+    from testbed.workload.tokenizers import deployed_tokenizer
     from testbed.workload.trace import read_trace
 
     if path is None:
         path = folder / "workload.jsonl"
         write_trace(synthetic_trace(SyntheticSpec(seed=seed)), path)
-    trace = read_trace(path)
+    trace = read_trace(path, tokenizer=deployed_tokenizer(engine.model))
     changes: dict[str, Any] = {"trace": str(path)}
     if workload.token_scale == 1.0 and engine.device is None and engine.gpus_per_replica == 0:
         mean = float(trace.input_tokens.mean())

@@ -18,15 +18,16 @@ from testbed.workload.trace import Trace
 _POINTS = 2000
 """A curve of more points is thinned: nobody can see them."""
 
+_LONG = 30.0
+"""Mean gaps; where one gap is longer, gaps are drawn on a logarithmic axis."""
+
 
 @styled
 def arrival_figure(trace: Trace) -> Figure:
     """Rate over time, and the distribution of gaps beside that of a Poisson process."""
     figure, ((rate, gaps),) = panels(1, 2)
-    span = max(trace.duration, 1e-9)
-    window = max(span / 120, trace.time_grid or 0.0, 1e-9)
-    edges = np.arange(0.0, span + window, window)
-    counts, _ = np.histogram(trace.arrival - trace.arrival[0], edges)
+    window, counts = windowed_counts(trace)
+    edges = window * np.arange(len(counts) + 1)
     rate.stairs(counts / window, edges, color=INK, linewidth=1.0)
     rate.axhline(trace.rate, color=FAINT, linewidth=0.8, linestyle="--")
     rate.set(xlabel="seconds", ylabel="requests/s", title=f"Arrivals in {window:.3g}-s windows")
@@ -35,14 +36,31 @@ def arrival_figure(trace: Trace) -> Figure:
         above = 1.0 - np.arange(len(gap)) / len(gap)
         keep = _thin(len(gap))
         gaps.plot(gap[keep], above[keep], color=INK, label="trace", drawstyle="steps-post")
-        x = np.linspace(0.0, gap[-1], 200)
+        x = np.geomspace(1e-3 * gap.mean(), gap[-1], 400)
         shown = np.exp(-x * trace.rate)
         gaps.plot(x, shown, color=PALETTE[0], linestyle="--", label="Poisson of this rate")
         gaps.set(yscale="log", ylim=(0.5 / len(gap), 1.2))
+        if gap[-1] > _LONG * gap.mean():  # a linear axis would show the longest gaps alone
+            gaps.set(xscale="log", xlim=(1e-3 * gap.mean(), 1.5 * gap[-1]))
+            _powers(gaps.xaxis)
         gaps.legend()
         _powers(gaps.yaxis)
     gaps.set(xlabel="gap, seconds", ylabel="P(gap ≥ x)", title="Gaps between requests")
     return figure
+
+
+def windowed_counts(trace: Trace) -> tuple[float, np.ndarray]:
+    """Seconds of a window, about a hundredth of the trace, and the requests in each whole one.
+
+    Windows hold whole steps of the recorded times' grid: others would hold now one step more, now
+    one less, and show the grid in place of the load.
+    """
+    span = max(trace.duration, 1e-9)
+    step = trace.time_grid or 1e-9
+    window = max(1, round(span / 120 / step)) * step
+    number = max(1, int(span / window * (1 + 1e-12)))
+    index = ((trace.arrival - trace.arrival[0]) / window * (1 + 1e-12)).astype(np.int64)
+    return window, np.bincount(index[index < number], minlength=number)
 
 
 @styled

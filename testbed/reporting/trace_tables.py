@@ -44,6 +44,11 @@ def render_statistics(console: Console, statistics: TraceStatistics) -> None:
         rows.append(("sessions", f"{statistics.sessions:,}"))
     if statistics.types:
         rows.append(("types", ", ".join(f"{n} {c:,}" for n, c in statistics.types.items())))
+    notes = "; ".join(
+        f"{k.replace('_', ' ')}: {_noted(v)}" for k, v in facts["notes"].items() if k != "knobs"
+    )
+    if notes:
+        rows.append(("notes", notes))
     _pairs(console, rows)
     lengths = {"input tokens": statistics.input_tokens, "output tokens": statistics.output_tokens}
     prefixes = statistics.prefixes
@@ -52,6 +57,19 @@ def render_statistics(console: Console, statistics: TraceStatistics) -> None:
         lengths["lifetime of a shared block, s"] = prefixes.lifetime
         lengths["time between reuses, s"] = prefixes.reuse_interval
     _quantiles(console, lengths)
+    if statistics.scaled is not None:
+        scaled = statistics.scaled
+        _pairs(
+            console,
+            [
+                (
+                    "token scale",
+                    f"{scaled.token_scale:g} into engine blocks of {scaled.engine_block_size}: "
+                    f"mean prompt {scaled.input_tokens['mean']:,.0f} tokens, infinite-cache hits "
+                    f"{scaled.hit_ratio_recorded:.2%} → {scaled.hit_ratio_scaled:.2%} of tokens",
+                )
+            ],
+        )
     if prefixes is None:
         console.print("The format records no prefixes.")
         return
@@ -94,12 +112,12 @@ def render_profiles(console: Console, proposal: ProfileProposal, assumed: bool =
     dropped = "".join(f", {n:,} {why} dropped" for why, n in proposal.dropped.items())
     console.print(
         f"{proposal.requests:,} requests{dropped}; {proposal.paths:,} paths, "
-        f"{proposal.supported_paths:,} after those of fewer than {proposal.min_support} requests "
-        "merge upward"
+        f"{proposal.supported_paths:,} after those of fewer than {proposal.min_support} "
+        f"{proposal.support_of} merge upward"
     )
     table = Table(
-        "profile", "from", "bytes", "slots", "blocks", "coverage", "mean h", "saved", "share",
-        "bound", box=SIMPLE_HEAD,
+        "profile", "from", "bytes", "slots", "blocks", "coverage", "beyond", "mean h", "saved",
+        "share", "bound", box=SIMPLE_HEAD,
     )  # fmt: skip
     for column in table.columns[2:]:
         column.justify = "right"
@@ -112,6 +130,7 @@ def render_profiles(console: Console, proposal: ProfileProposal, assumed: bool =
             str(slots),
             f"{profile.vertices:,}",
             f"{profile.coverage:.1%}",
+            f"{profile.selective:.1%}",
             f"{profile.reusable.mean():,.0f}",
             f"{profile.saved_seconds:.4g} s",
             f"{profile.saved_seconds / proposal.full_prefill:.1%}",
@@ -121,10 +140,12 @@ def render_profiles(console: Console, proposal: ProfileProposal, assumed: bool =
     console.print(
         f"{proposal.considered} candidates, {proposal.dominated} dominated, "
         f"{proposal.infeasible} without room for one sequence. Saved: prefill seconds of a mean "
-        f"request of {proposal.full_prefill:.4g} s; bound: no profile of that kind saves more."
+        f"request of {proposal.full_prefill:.4g} s; bound: no profile of that kind saves more; "
+        "coverage: requests that reuse anything; beyond: more than what all requests share."
     )
     if assumed:
         console.print("Seconds and bytes follow example coefficients; nothing was calibrated.")
+    _types(console, proposal)
     if proposal.leading:
         top = Table("block", "score, s/GB", "depth, tokens", "requests", "share", box=SIMPLE_HEAD)
         for column in top.columns:
@@ -140,6 +161,25 @@ def render_profiles(console: Console, proposal: ProfileProposal, assumed: bool =
         console.print(top)
 
 
+def _types(console: Console, proposal: ProfileProposal) -> None:
+    """Request types: share, length and mean reuse against each profile, and the loss."""
+    clusters = proposal.clusters
+    table = Table("type", "share", "tokens", *(f"h {p.name}" for p in proposal.profiles))
+    table.box = SIMPLE_HEAD
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for q, name in enumerate(proposal.type_names):
+        table.add_row(
+            name,
+            f"{clusters.probability[q]:.1%}",
+            f"{clusters.tokens[q]:,.0f}",
+            *(f"{h:,.0f}" for h in clusters.reusable[q]),
+        )
+    lost = [f"{x:,.1f}" for x in clusters.loss]
+    table.add_row("loss Σ p|h − ĥ|", "", f"{clusters.length_loss:,.0f}", *lost, style="dim")
+    console.print(table)
+
+
 def bytes_text(count: float) -> str:
     """Bytes in decimal units, three digits.
 
@@ -151,6 +191,12 @@ def bytes_text(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} {_UNITS[-1]}"
+
+
+def _noted(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_noted(v)}" for k, v in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _number(value: float | None) -> str:

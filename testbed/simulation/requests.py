@@ -118,7 +118,9 @@ def stream_arrivals(
 
 
 def trace_of(scenario: Scenario, rate: float, count: int, seed: int) -> RequestStream | None:
-    """The scenario's trace as a stream, or None where it names none."""
-    if scenario.workload is None or scenario.workload.trace is None:
+    """The scenario's trace, or its types where they do not come as one Poisson stream, as a
+    stream of requests; None where types do."""
+    spec = scenario.workload
+    if spec is None or (spec.trace is None and spec.arrivals == "poisson"):
         return None
     return build_stream(scenario, rate=rate, count=count, seed=seed)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from testbed.errors import ScenarioError
+from testbed.scenario import WorkloadSpec
 from testbed.seeds import generator
 from testbed.workload.trace import Trace
 
-ARRIVALS = ("verbatim", "jitter", "poisson", "gamma")
+Course = Sequence[tuple[float, float]]
+"""(seconds, relative rate) of each part of a day, one after another, then from the start."""
 
 
 def poisson_arrivals(rate: float, count: int, seed: int) -> np.ndarray:
@@ -19,36 +23,50 @@ def poisson_arrivals(rate: float, count: int, seed: int) -> np.ndarray:
 def gamma_arrivals(rate: float, count: int, cv2: float, seed: int) -> np.ndarray:
     """(count,) times of a renewal process with gamma gaps of mean 1/rate and the given CV²."""
     _positive(rate=rate, cv2=cv2)
-    draw = generator(seed, "arrivals")
+    return np.cumsum(_gaps(generator(seed, "arrivals"), rate, count, cv2))
+
+
+def _gaps(draw: np.random.Generator, rate: float, count: int, cv2: float) -> np.ndarray:
     if cv2 == 1.0:
-        gaps = draw.exponential(1.0 / rate, count)
-    else:
-        gaps = draw.gamma(1.0 / cv2, cv2 / rate, count)
-    return np.cumsum(gaps)
+        return draw.exponential(1.0 / rate, count)
+    return draw.gamma(1.0 / cv2, cv2 / rate, count)
 
 
-def piecewise_poisson(edges: np.ndarray, rates: np.ndarray, seed: int) -> np.ndarray:
-    """Times of a Poisson process whose rate is constant between edges (a day's course).
+def diurnal_arrivals(
+    rate: float, count: int, course: Course, seed: int, cv2: float = 1.0
+) -> np.ndarray:
+    """(count,) times whose rate follows a course of constant parts, again and again.
+
+    A stream of unit mean rate is run through a clock that goes as fast as the course says: a
+    Poisson process (``cv2`` 1) stays one, with independent counts in the parts.
 
     Parameters
     ----------
-    edges : (K + 1,) increasing seconds
-    rates : (K,) requests/s between edges, >= 0
+    rate : requests/s, the mean over the course
+    course : (seconds, relative rate) of each part; only the ratios of the rates matter
 
     Raises
     ------
     ScenarioError
-        Edges do not increase or a rate is negative.
+        A part has no length, a rate is negative, or none is above 0.
+
+    >>> at = diurnal_arrivals(2.0, 100, [(10.0, 1.0), (10.0, 0.0)], seed=1)
+    >>> bool((at % 20.0 < 10.0).all())
+    True
     """
-    edges, rates = np.asarray(edges, dtype=float), np.asarray(rates, dtype=float)
-    if len(edges) != len(rates) + 1 or bool((np.diff(edges) <= 0).any()):
-        raise ScenarioError(f"rates: {len(rates)} rates need {len(rates) + 1} increasing edges")
-    if not (np.isfinite(rates) & (rates >= 0)).all():
-        raise ScenarioError("rates: a rate is not a number of requests/s >= 0")
-    draw = generator(seed, "arrivals")
-    counts = draw.poisson(rates * np.diff(edges))
-    start, width = np.repeat(edges[:-1], counts), np.repeat(np.diff(edges), counts)
-    return np.sort(start + width * draw.random(len(start)))
+    parts = np.asarray(course, dtype=float)
+    if parts.ndim != 2 or parts.shape[1] != 2 or not np.isfinite(parts).all():
+        raise ScenarioError("course: not a list of (seconds, relative rate)")
+    seconds, speed = parts.T
+    if (seconds <= 0).any() or (speed < 0).any() or not speed.any():
+        raise ScenarioError("course: parts need a length > 0 and rates >= 0, one of them above 0")
+    edges = np.concatenate([[0.0], np.cumsum(seconds)])
+    speed = speed * edges[-1] / (seconds @ speed)
+    done = np.concatenate([[0.0], np.cumsum(seconds * speed)])
+    laps, left = np.divmod(gamma_arrivals(rate, count, cv2, seed), done[-1])
+    # The part in which so much is done; one of rate 0 does nothing and is passed over.
+    part = np.searchsorted(done, left, side="right") - 1
+    return laps * edges[-1] + edges[part] + (left - done[part]) / speed[part]
 
 
 def jittered(arrival: np.ndarray, grid: float, seed: int) -> np.ndarray:
@@ -62,46 +80,74 @@ def jittered(arrival: np.ndarray, grid: float, seed: int) -> np.ndarray:
     return np.sort(arrival + room[which] * generator(seed, "jitter").random(len(arrival)))
 
 
-def split_streams(rates: np.ndarray, duration: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Independent Poisson streams, one per request type, merged in order of time.
+def split_streams(
+    rates: np.ndarray, count: int, seed: int, cv2: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first ``count`` arrivals of independent streams, one per request type, merged.
 
-    Each type has a generator of its own: what one draws does not move the others.
+    Each type has a generator of its own: what one draws does not move the others. ``cv2`` is of
+    the gaps of every stream; the merged stream of many types tends to a Poisson process.
 
     Parameters
     ----------
-    rates : (Q,) requests/s of each type
-    duration : seconds
+    rates : (Q,) requests/s of each type, >= 0, one of them above 0
 
     Returns
     -------
-    arrival : (N,) seconds;  type_index : (N,)
+    arrival : (count,) seconds;  type_index : (count,)
     """
+    rates = np.asarray(rates, dtype=float)
+    if not (np.isfinite(rates) & (rates >= 0)).all() or not rates.any():
+        raise ScenarioError("rates: none is above 0, or one is not a number of requests/s >= 0")
+    _positive(cv2=cv2)
     times, types = [], []
-    for q, rate in enumerate(np.asarray(rates, dtype=float)):
-        draw = generator(seed, "arrivals", q)
-        at = duration * draw.random(draw.poisson(rate * duration))
+    for q in np.flatnonzero(rates).tolist():
+        # No stream gives more than all the arrivals.
+        at = np.cumsum(_gaps(generator(seed, "arrivals", q), float(rates[q]), count, cv2))
         times.append(at)
-        types.append(np.full(len(at), q))
+        types.append(np.full(count, q))
     arrival = np.concatenate(times)
-    order = np.argsort(arrival, kind="stable")
+    order = np.argsort(arrival, kind="stable")[:count]
     return arrival[order], np.concatenate(types)[order]
 
 
+def typed_arrivals(
+    spec: WorkloadSpec, probability: np.ndarray, rate: float, count: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Arrivals and types of requests that come from no trace, each (count,).
+
+    ``per_type``: independent streams; otherwise one stream, marked by ``probability`` (Q,).
+
+    Raises
+    ------
+    ScenarioError
+        ``verbatim`` or ``jitter``: there are no recorded times.
+    """
+    p = np.asarray(probability, dtype=float) / np.sum(probability)
+    if spec.arrivals == "per_type":
+        return split_streams(rate * p, count, seed, spec.cv2)
+    if spec.arrivals in ("verbatim", "jitter"):
+        raise ScenarioError(
+            f"workload.arrivals: {spec.arrivals} needs a trace, whose recorded times it keeps"
+        )
+    return _drawn(spec, rate, count, seed), generator(seed, "types").choice(len(p), count, p=p)
+
+
+def _drawn(spec: WorkloadSpec, rate: float, count: int, seed: int) -> np.ndarray:
+    if spec.course is not None:
+        return diurnal_arrivals(rate, count, spec.course, seed, spec.cv2)
+    return gamma_arrivals(rate, count, spec.cv2 if spec.arrivals == "gamma" else 1.0, seed)
+
+
 def trace_arrivals(
-    trace: Trace,
-    rows: np.ndarray,
-    count: int,
-    mode: str,
-    *,
-    rate: float | None,
-    cv2: float,
-    seed: int,
+    trace: Trace, rows: np.ndarray, count: int, spec: WorkloadSpec, *, rate: float | None, seed: int
 ) -> np.ndarray:
     """Arrival times of ``count`` requests that go over the rows of a trace again and again.
 
     ``verbatim`` and ``jitter`` keep the recorded times, stretched to ``rate``; another pass
-    begins one mean gap after the end of the one before. ``poisson`` and ``gamma`` draw times of
-    ``rate`` and keep the order of requests, hence the distance between reuses in requests.
+    begins one mean gap after the end of the one before. ``poisson``, ``gamma`` and ``diurnal``
+    draw times of ``rate`` and keep the order of requests, hence the distance between reuses in
+    requests. (``per_type`` changes that order: :func:`split_streams`.)
 
     Parameters
     ----------
@@ -111,16 +157,16 @@ def trace_arrivals(
     Raises
     ------
     ScenarioError
-        The mode is unknown, or the recorded times have no rate and one is needed.
+        The recorded times have no rate and one is needed.
     """
-    if mode not in ARRIVALS:
-        raise ScenarioError(f"workload.arrivals: {mode!r} is not one of {', '.join(ARRIVALS)}")
     if rate is not None:
         _positive(rate=rate)
-    if mode in ("poisson", "gamma"):
+    if spec.arrivals not in ("verbatim", "jitter"):
         own = recorded_rate(trace.arrival[rows]) if rate is None else rate
-        return gamma_arrivals(own, count, cv2 if mode == "gamma" else 1.0, seed)
-    whole = trace.arrival if mode == "verbatim" else jittered(trace.arrival, trace.time_grid, seed)
+        return _drawn(spec, own, count, seed)
+    whole = trace.arrival
+    if spec.arrivals == "jitter":
+        whole = jittered(whole, trace.time_grid, seed)
     once = whole[rows] - whole[rows[0]]
     lap, index = np.divmod(np.arange(count), len(rows))
     arrival = once[index]

@@ -21,8 +21,22 @@ _LONGEST = 4e9
 """Seconds whose nanoseconds still fit 63 bits."""
 
 
+_SAID = 300
+"""Characters of a row's problem: a value of any length may be part of it."""
+
+_LATEST = 1e11
+"""Seconds, some 3,000 years: a later time was written in another unit."""
+
+
 class BadRow(ValueError):
-    """One row cannot be used; the message says why, the builder adds file and line."""
+    """One row cannot be used; the message says why, the builder adds file and line.
+
+    ``kind`` is the name under which the row is counted where bad rows are skipped.
+    """
+
+    def __init__(self, reason: str, kind: str = "malformed") -> None:
+        super().__init__(reason)
+        self.kind = kind
 
 
 class TraceBuilder:
@@ -34,7 +48,8 @@ class TraceBuilder:
     format : reader's name
     block_size : tokens per block; 0 when the format has no prefix information
     whole_chains : every chain must cover its prompt; otherwise it may cover less
-    skip_bad : count bad rows in ``facts.dropped`` in place of raising
+    skip_bad : count bad rows in ``facts.dropped``, by kind, in place of raising; the first of them
+        stands in the notes
     ticks_per_second : of the arrival numbers that are added
     """
 
@@ -72,12 +87,15 @@ class TraceBuilder:
     def __len__(self) -> int:
         return len(self._arrival)
 
-    def bad(self, line: int, reason: str, kind: str = "malformed") -> None:
+    def bad(self, line: int, problem: BadRow | str) -> None:
         """Refuse the row at ``line``, or count it where bad rows are skipped."""
+        said = str(problem)
+        said = said if len(said) <= _SAID else said[: _SAID - 1] + "…"
         if not self.skip_bad:
-            raise TraceError(f"{self.name}:{line}: {reason}")
+            raise TraceError(f"{self.name}:{line}: {said}")
         self.rows += 1
-        self.dropped[kind] += 1
+        self.dropped[getattr(problem, "kind", "malformed")] += 1
+        self.notes.setdefault("first_dropped", f"line {line}: {said}")
 
     def add(
         self,
@@ -105,10 +123,12 @@ class TraceBuilder:
                 raise BadRow("token ids on some rows only")
             given_tokens = None if tokens is None else token_array(tokens, input_tokens)
         except BadRow as error:
-            return self.bad(line, str(error))
+            return self.bad(line, error)
         ids = ids or []
         self._append_ids(ids)
         self.rows += 1
+        if isinstance(arrival, float) and arrival.is_integer():
+            arrival = int(arrival)  # one 1.0 must not turn a column of nanoseconds into floats
         if isinstance(arrival, float) and self._arrival.typecode == "q":
             self._arrival = array("d", self._arrival)
         self._arrival.append(arrival)
@@ -129,14 +149,16 @@ class TraceBuilder:
         self, arrival: Any, input_tokens: Any, output_tokens: Any, ids: list[Any] | None, turn: Any
     ) -> None:
         if isinstance(arrival, bool) or not isinstance(arrival, int | float):
-            raise BadRow(f"the time {arrival!r} is not a number")
-        if not math.isfinite(arrival) or abs(arrival) >= 2**63:
-            raise BadRow(f"the time {arrival!r} is out of range")
+            raise BadRow(f"the time {arrival!r} is not a number", "bad time")
+        latest = min(2**63, _LATEST * self.ticks_per_second)
+        if not math.isfinite(arrival) or abs(arrival) >= latest:
+            unit = {1: "seconds", 1000: "milliseconds"}.get(self.ticks_per_second, "nanoseconds")
+            raise BadRow(f"the time {arrival!r} is out of range in {unit}", "bad time")
         for what, value in (("input", input_tokens), ("output", output_tokens)):
             if type(value) is not int:
-                raise BadRow(f"the {what} length {value!r} is not a whole number")
+                raise BadRow(f"the {what} length {value!r} is not a whole number", "bad length")
             if not 1 <= value <= MAX_TOKENS:
-                raise BadRow(f"the {what} length {value} is not in [1, {MAX_TOKENS}]")
+                raise BadRow(f"the {what} length {value} is not in [1, {MAX_TOKENS}]", "bad length")
         if type(turn) is not int or not 0 <= turn < 2**31:
             raise BadRow(f"the turn {turn!r} is not a whole number")
         if not ids and not (self.whole_chains and self.block_size):
@@ -148,7 +170,8 @@ class TraceBuilder:
         if len(ids) > expected or (self.whole_chains and len(ids) != expected):
             raise BadRow(
                 f"{len(ids)} block ids do not fit {input_tokens} input tokens "
-                f"in blocks of {self.block_size} ({expected} expected)"
+                f"in blocks of {self.block_size} ({expected} expected)",
+                "block ids do not fit",
             )
         if not set(map(type, ids)) <= {int, str}:
             odd = next(x for x in ids if type(x) not in (int, str))
@@ -175,7 +198,8 @@ class TraceBuilder:
             No row is left.
         """
         if not self._arrival:
-            why = f" ({sum(self.dropped.values())} rows dropped)" if self.dropped else ""
+            first = self.notes.get("first_dropped")
+            why = f" ({sum(self.dropped.values())} rows dropped; {first})" if self.dropped else ""
             raise TraceError(f"{self.name}: no requests{why}")
         arrival = relative_seconds(self._arrival, self.ticks_per_second)
         out_of_order = int((np.diff(arrival) < 0).sum())
@@ -259,6 +283,10 @@ def relative_seconds(times: array[Any], ticks_per_second: int) -> np.ndarray:
     """Seconds from the earliest time; whole numbers are subtracted before they become floats,
     so that nanoseconds since 1970 keep every digit."""
     raw = np.asarray(times)
+    if raw.dtype == np.int64:
+        # Without a sign the difference of any two 64-bit numbers is exact.
+        since = raw.view(np.uint64) - raw.min().view(np.uint64)
+        return np.asarray(since / ticks_per_second, dtype=np.float64)
     return np.asarray((raw - raw.min()) / ticks_per_second, dtype=np.float64)
 
 

@@ -15,6 +15,7 @@ from testbed.workload.profiles import (
     MIN_SUPPORT,
     CandidateProfile,
     ForestValue,
+    SupportOf,
     candidates,
     choose,
     undominated,
@@ -60,6 +61,7 @@ def derive(
     intensity: float | None = None,
     fractions: Sequence[float] | None = None,
     min_support: int = MIN_SUPPORT,
+    support_of: SupportOf = "requests",
     policy: str = "load_aware",
     delay_model: str = "erlang_c",
     seed: int = 0,
@@ -78,7 +80,8 @@ def derive(
     decode_seconds : D(output tokens), s of occupancy beyond the residual prefill; 0 if absent
     intensity : requests/s per km²; the trace's own rate per node where absent
     fractions : π_s; equal parts where absent
-    min_support : prefixes that fewer requests carry are left out (Theory H11)
+    min_support, support_of : prefixes that fewer requests, sessions or tenants carry are left
+        out (Theory H11)
 
     Raises
     ------
@@ -94,7 +97,9 @@ def derive(
         )
     spec = workload or WorkloadSpec()
     requests = scale_requests(trace, PrefixForest.of(trace), spec, engine)
-    value = ForestValue.of(requests, prefill, memory.per_token, min_support=min_support)
+    value = ForestValue.of(
+        requests, prefill, memory.per_token, min_support=min_support, support_of=support_of
+    )
     found = [p for p in candidates(value, budget) if feasible(p, memory)]
     chosen = choose(undominated(found), profiles)
     hits = np.column_stack([p.reusable for p in chosen])
@@ -105,7 +110,7 @@ def derive(
         error_bound=error_bound,
         seed=seed,
     )
-    names = _type_names(trace, requests, clusters)
+    names = type_names(requests, clusters)
     share = _fractions(fractions, len(chosen))
     rate = intensity if intensity is not None else _own_rate(trace) * density
     scenario = Scenario.from_dict(
@@ -162,8 +167,9 @@ def _mean_of(decode_seconds: Callable[[float], float] | None, outputs: np.ndarra
     return float(np.average(seconds, weights=counts))
 
 
-def _type_names(trace: Trace, requests: ScaledRequests, clusters: TypeClusters) -> list[str]:
+def type_names(requests: ScaledRequests, clusters: TypeClusters) -> list[str]:
     """The trace's own label that most of a type's requests carry, numbered where it repeats."""
+    trace = requests.trace
     labels = trace.type.codes[requests.rows]
     base = []
     for q in range(len(clusters)):

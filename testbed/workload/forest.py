@@ -10,7 +10,7 @@ import numpy as np
 
 from testbed.errors import TraceError
 from testbed.workload.blocks import spell
-from testbed.workload.trace import Trace
+from testbed.workload.trace import Labels, Trace
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,16 @@ class PrefixForest:
         except KeyError:
             raise TraceError(f"block {block} is not in the trace") from None
 
+    def carriers(self, labels: Labels) -> np.ndarray:
+        """(V,) distinct sessions, or tenants, among the requests that carry each vertex. A
+        request without a label counts as one of its own."""
+        codes = labels.codes.astype(np.int64)
+        alone = codes < 0
+        codes[alone] = codes.max(initial=0) + 1 + np.arange(alone.sum())
+        return _carriers(
+            self.path, self.offsets, np.argsort(codes, kind="stable"), codes, len(self)
+        )
+
     def supported(self, requests: int) -> np.ndarray:
         """(V,) bool, ancestor-closed: vertices that at least so many requests carry.
 
@@ -217,6 +227,21 @@ def _grow(
 
 
 @numba.njit(cache=True)
+def _carriers(
+    path: np.ndarray, offsets: np.ndarray, order: np.ndarray, codes: np.ndarray, size: int
+) -> np.ndarray:
+    count = np.zeros(size, dtype=np.int64)
+    last = np.full(size, -1, dtype=np.int64)
+    for i in order:
+        for k in range(offsets[i], offsets[i + 1]):
+            v = path[k]
+            if last[v] != codes[i]:
+                last[v] = codes[i]
+                count[v] += 1
+    return count
+
+
+@numba.njit(cache=True)
 def _families(parent: np.ndarray, trunk: np.ndarray) -> np.ndarray:
     family = np.empty(len(parent), dtype=np.int32)
     for v in range(len(parent)):
@@ -265,8 +290,8 @@ def _intervals(
 
 
 def no_prefixes(trace: Trace) -> TraceError:
-    """The error of asking for profiles of a trace that says nothing of prefixes."""
+    """The error of asking for the prefixes of a trace that says nothing of them."""
     return TraceError(
-        f"{trace.facts.name}: the {trace.facts.format} format records no prefixes; "
+        f"{trace.facts.name}: this {trace.facts.format} file records no prefixes; "
         "only its arrivals and lengths can be used"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numba
 import numpy as np
@@ -183,36 +184,83 @@ def _left_right(parent: np.ndarray, value: np.ndarray, cost: np.ndarray, limit: 
 
 
 @numba.njit(cache=True)
+def _best_below(
+    top: int,
+    left: int,
+    order: np.ndarray,
+    first: int,
+    last: int,
+    parent: np.ndarray,
+    value: np.ndarray,
+    cost: np.ndarray,
+    worth: np.ndarray,
+    price: np.ndarray,
+) -> tuple[int, float]:
+    """The vertex whose path from ``top`` down is worth most per unit of cost and fits, and that
+    ratio; -1 where there is none. The subtree of ``top`` is ``order[first:last]``."""
+    found, ratio = -1, 0.0
+    for k in range(first, last):
+        v = order[k]
+        worth[v], price[v] = value[v], cost[v]
+        if v != top:
+            worth[v] += worth[parent[v]]
+            price[v] += price[parent[v]]
+        if price[v] <= left and worth[v] > 0:
+            mine = worth[v] / max(price[v], 1)
+            if found < 0 or mine > ratio or (mine == ratio and v < found):
+                found, ratio = v, mine
+    return found, ratio
+
+
+@numba.njit(cache=True)
 def _expand(
     parent: np.ndarray, value: np.ndarray, cost: np.ndarray, budget: int, start: np.ndarray
 ) -> np.ndarray:
     n = len(parent)
     held = start.copy()
+    left = budget - cost[held].sum()
+    order, after = _depth_first(parent)
+    position = np.empty(n, dtype=np.int64)
+    position[order] = np.arange(n)
     worth = np.zeros(n)
     price = np.zeros(n, dtype=np.int64)
-    left = budget - cost[held].sum()
-    while True:
-        found = -1
-        top = 0.0
-        for v in range(n):
-            if held[v]:
-                worth[v] = 0.0
-                price[v] = 0
-                continue
-            worth[v] = value[v]
-            price[v] = cost[v]
-            if parent[v] >= 0:
-                worth[v] += worth[parent[v]]
-                price[v] += price[parent[v]]
-            if price[v] <= left and worth[v] > 0:
-                ratio = worth[v] / max(price[v], 1)
-                if found < 0 or ratio > top:
-                    found = v
-                    top = ratio
-        if found < 0:
-            return held
-        left -= price[found]
-        v = found
+    # Subtrees that hang off the held set, by the best path into each. Taking a path changes
+    # nothing but the subtree that it leads into, which falls apart into those along the path.
+    heap = [(0.0, np.int64(0), np.int64(0)) for _ in range(0)]
+    for root in range(n):
+        if not held[root] and (parent[root] < 0 or held[parent[root]]):
+            k = position[root]
+            found, ratio = _best_below(
+                root, left, order, k, after[k], parent, value, cost, worth, price
+            )
+            if found >= 0:
+                heappush(heap, (-ratio, np.int64(found), np.int64(root)))
+    while len(heap) > 0:
+        _, v, top = heappop(heap)
+        need = cost[v]
+        u = v
+        while u != top:
+            u = parent[u]
+            need += cost[u]
+        k = position[top]
+        if need > left:  # it fitted when it was found; look for what still does
+            found, ratio = _best_below(
+                top, left, order, k, after[k], parent, value, cost, worth, price
+            )
+            if found >= 0:
+                heappush(heap, (-ratio, np.int64(found), np.int64(top)))
+            continue
+        left -= need
         while v >= 0 and not held[v]:
             held[v] = True
             v = parent[v]
+        for j in range(k + 1, after[k]):
+            u = order[j]
+            if not held[u] and held[parent[u]]:
+                i = position[u]
+                found, ratio = _best_below(
+                    u, left, order, i, after[i], parent, value, cost, worth, price
+                )
+                if found >= 0:
+                    heappush(heap, (-ratio, np.int64(found), np.int64(u)))
+    return held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -14,8 +15,14 @@ from testbed.workload.knapsack import pack, pack_greedily
 from testbed.workload.scaling import ScaledRequests
 
 FALLBACK = "fallback"
+_TOGETHER = 100_000
+"""Requests whose savings are counted at once: bounds the memory, not the result."""
 MIN_SUPPORT = 2
 """A prefix that fewer requests carry is not worth state, nor fit to be advertised (H11)."""
+
+SupportOf = Literal["requests", "sessions", "tenants"]
+"""What a minimum support counts. Turns of one session share a path: two requests may be one
+person, which matters where the threshold is to protect people."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class CandidateProfile:
     reusable : (n,) h of every request, tokens (Theory A3)
     saved_seconds : mean ΔG of a request sent to this profile (Theory A5)
     coverage : share of requests with h > 0
+    selective : share of requests that reuse more than what all requests share
     upper_bound : proven upper bound of ``saved_seconds`` within the profile's budget, where it
         came from the knapsack
     """
@@ -43,6 +51,7 @@ class CandidateProfile:
     vertices: int
     pinned_blocks: tuple[int, ...]
     upper_bound: float | None = None
+    selective: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class ForestValue:
     whole : (V,) s per request: what the requests that carry the vertex save by its whole prefix
     state_tokens : (V,) tokens of KV state it adds
     support : (V,) requests that carry it
-    supported : (V,) bool, support of at least the minimum
+    supported : (V,) bool; carried by at least the minimum of requests, sessions or tenants
     """
 
     requests: ScaledRequests
@@ -79,12 +88,17 @@ class ForestValue:
         bytes_per_token: float,
         *,
         min_support: int = MIN_SUPPORT,
+        support_of: SupportOf = "requests",
     ) -> ForestValue:
         """Raises :class:`TraceError` where the trace records no prefixes."""
         forest = requests.forest
         if not len(forest):
             raise no_prefixes(requests.trace)
         saving, whole, support = _savings(requests, prefill)
+        carriers = support
+        if support_of != "requests":
+            labels = requests.trace.session if support_of == "sessions" else requests.trace.tenant
+            carriers = np.minimum(support, forest.carriers(labels))
         return cls(
             requests,
             prefill,
@@ -93,7 +107,7 @@ class ForestValue:
             whole / len(requests),
             requests.state_tokens,
             support,
-            support >= min_support,
+            carriers >= min_support,
         )
 
     def scores(self) -> np.ndarray:
@@ -123,6 +137,7 @@ def candidate(
     full = residual_prefill(value.prefill, requests.input_tokens, np.zeros(len(requests)))
     left = residual_prefill(value.prefill, requests.input_tokens, hits)
     tips = requests.forest.deepest(held)
+    trunk = requests.reusable_depth[requests.forest.common].max(initial=0)
     return CandidateProfile(
         name=name,
         method=method,
@@ -134,6 +149,7 @@ def candidate(
         vertices=int(held.sum()),
         pinned_blocks=tuple(sorted(requests.forest.block_id[tips].tolist())),
         upper_bound=bound,
+        selective=float((hits > trunk).mean()),
     )
 
 
@@ -253,21 +269,24 @@ def _savings(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Per vertex (V,): seconds saved beyond its parent, by its whole prefix, and its requests."""
     forest = requests.forest
-    begin, end = forest.offsets[requests.rows], forest.offsets[requests.rows + 1]
-    count = end - begin
-    ends = np.cumsum(count)
-    # Every request's path, one after another: (request, vertex) pairs from root to leaf.
-    request = np.repeat(np.arange(len(requests)), count)
-    vertex = forest.path[np.arange(len(request)) - np.repeat(ends - count - begin, count)]
-    depth = np.minimum(requests.reusable_depth[vertex], requests.longest_hit[request])
-    after = residual_prefill(prefill, requests.input_tokens[request], depth)
-    full = residual_prefill(prefill, requests.input_tokens, 0.0)[request]
-    first = np.zeros(len(request), dtype=bool)
-    first[(ends - count)[count > 0]] = True
-    before = np.where(first, full, np.roll(after, 1))
-    size = len(forest)
-    return (
-        np.bincount(vertex, weights=before - after, minlength=size),
-        np.bincount(vertex, weights=full - after, minlength=size),
-        np.bincount(vertex, minlength=size),
-    )
+    saving, whole = np.zeros(len(forest)), np.zeros(len(forest))
+    support = np.zeros(len(forest), dtype=np.int64)
+    full_prefill = residual_prefill(prefill, requests.input_tokens, 0.0)
+    for start in range(0, len(requests), _TOGETHER):
+        part = np.arange(start, min(start + _TOGETHER, len(requests)))
+        begin, end = forest.offsets[requests.rows[part]], forest.offsets[requests.rows[part] + 1]
+        count = end - begin
+        ends = np.cumsum(count)
+        # Every request's path, one after another: (request, vertex) pairs from root to leaf.
+        request = np.repeat(part, count)
+        vertex = forest.path[np.arange(len(request)) - np.repeat(ends - count - begin, count)]
+        depth = np.minimum(requests.reusable_depth[vertex], requests.longest_hit[request])
+        after = residual_prefill(prefill, requests.input_tokens[request], depth)
+        full = full_prefill[request]
+        before = np.roll(after, 1)
+        first = (ends - count)[count > 0]
+        before[first] = full[first]
+        np.add.at(saving, vertex, before - after)
+        np.add.at(whole, vertex, full - after)
+        np.add.at(support, vertex, 1)
+    return saving, whole, support

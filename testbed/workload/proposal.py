@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,18 +11,20 @@ import numpy as np
 from testbed.errors import ScenarioError
 from testbed.prefill import residual_prefill
 from testbed.scenario import EngineSpec, Memory, Prefill, Scenario, WorkloadSpec
-from testbed.workload.derivation import derive, feasible
+from testbed.workload.derivation import Derivation, derive, feasible, type_names
 from testbed.workload.forest import PrefixForest
 from testbed.workload.profiles import (
     MIN_SUPPORT,
     CandidateProfile,
     ForestValue,
+    SupportOf,
     candidates,
     choose,
     undominated,
 )
 from testbed.workload.scaling import scale_requests
 from testbed.workload.trace import Trace
+from testbed.workload.types import TypeClusters, cluster
 
 EXAMPLE_PREFILL = Prefill(linear=2.0e-4, quadratic=2.0e-8)
 EXAMPLE_MEMORY = Memory(capacity=2.0e10, per_sequence=5.0e8, per_token=131_072)
@@ -58,7 +60,8 @@ class ProfileProposal:
     """What ``testbed profiles`` prints.
 
     ``considered`` counts the candidates, ``dominated`` those that another one beats.
-    ``leading`` are the ends of the radix edges of highest score Γ (Theory F1).
+    ``leading`` are the ends of the radix edges of highest score Γ (Theory F1). ``clusters`` are
+    the request types against the chosen profiles, with what they lose.
     """
 
     trace: dict[str, Any]
@@ -75,6 +78,9 @@ class ProfileProposal:
     paths: int
     supported_paths: int
     min_support: int
+    support_of: SupportOf
+    type_names: list[str]
+    clusters: TypeClusters
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -86,6 +92,7 @@ class ProfileProposal:
             "paths": self.paths,
             "paths_with_enough_support": self.supported_paths,
             "min_support": self.min_support,
+            "support_of": self.support_of,
             "candidates": self.considered,
             "dominated": self.dominated,
             "infeasible": self.infeasible,
@@ -97,6 +104,7 @@ class ProfileProposal:
                     "concurrency": c,
                     "vertices": p.vertices,
                     "coverage": p.coverage,
+                    "coverage_beyond_common": p.selective,
                     "mean_reusable_tokens": float(p.reusable.mean()),
                     "saved_seconds": p.saved_seconds,
                     "saved_share": p.saved_seconds / self.full_prefill,
@@ -105,6 +113,22 @@ class ProfileProposal:
                 }
                 for p, c in zip(self.profiles, self.concurrency, strict=True)
             ],
+            "types": [
+                {
+                    "name": name,
+                    "probability": float(self.clusters.probability[q]),
+                    "tokens": float(self.clusters.tokens[q]),
+                    "reusable": {
+                        p.name: float(h)
+                        for p, h in zip(self.profiles, self.clusters.reusable[q], strict=True)
+                    },
+                }
+                for q, name in enumerate(self.type_names)
+            ],
+            "types_loss_tokens": {
+                p.name: float(x) for p, x in zip(self.profiles, self.clusters.loss, strict=True)
+            },
+            "types_length_loss_tokens": self.clusters.length_loss,
             "leading_vertices": self.leading,
         }
 
@@ -118,7 +142,10 @@ def propose(
     memory: Memory = EXAMPLE_MEMORY,
     engine: EngineSpec | None = None,
     workload: WorkloadSpec | None = None,
+    types: int | None = 4,
+    error_bound: float | None = None,
     min_support: int = MIN_SUPPORT,
+    support_of: SupportOf = "requests",
     leading: int = 10,
 ) -> ProfileProposal:
     """Candidate profiles of a trace: scored, pruned of dominated ones, ``count`` chosen.
@@ -127,6 +154,9 @@ def propose(
     ----------
     budget : bytes a profile may keep
     count : profiles, the fallback included
+    types : number of request types, or else ``error_bound`` tokens of Σ p|h − ĥ|
+    min_support, support_of : prefixes that fewer requests, sessions or tenants carry merge upward
+        into their deepest prefix of enough support (Theory H11)
     leading : how many vertices of the highest score to list
 
     Raises
@@ -137,14 +167,22 @@ def propose(
         raise ScenarioError(f"budget: {budget:g} is not a number of bytes >= 0")
     forest = PrefixForest.of(trace)
     requests = scale_requests(trace, forest, workload, engine)
-    value = ForestValue.of(requests, prefill, memory.per_token, min_support=min_support)
+    value = ForestValue.of(
+        requests, prefill, memory.per_token, min_support=min_support, support_of=support_of
+    )
     found = candidates(value, budget)
     fitting = [p for p in found if feasible(p, memory)]
     kept = undominated(fitting)
     chosen = choose(kept, count)
     slots = None if engine is None else engine.max_sequences
     zeros = np.zeros(len(requests))
-    anchors = forest.exits(forest.supported(min_support))[requests.rows]
+    anchors = forest.exits(value.supported)[requests.rows]
+    clusters = cluster(
+        requests.input_tokens,
+        np.column_stack([p.reusable for p in chosen]),
+        types=None if error_bound is not None else types,
+        error_bound=error_bound,
+    )
     return ProfileProposal(
         trace=trace.facts.to_dict(),
         requests=len(requests),
@@ -160,6 +198,9 @@ def propose(
         paths=len(np.unique(forest.leaf[requests.rows])),
         supported_paths=len(np.unique(anchors)),
         min_support=min_support,
+        support_of=support_of,
+        type_names=type_names(requests, clusters),
+        clusters=clusters,
     )
 
 
@@ -172,9 +213,11 @@ def profiles_into(
     types: int | None = 4,
     error_bound: float | None = None,
     min_support: int = MIN_SUPPORT,
+    support_of: SupportOf = "requests",
     workload: WorkloadSpec | None = None,
-) -> Scenario:
-    """The scenario with request types and profiles of a trace in place of its own.
+) -> Derivation:
+    """The scenario with request types and profiles of a trace in place of its own, and what the
+    types lose.
 
     Radio, nodes, demand, prefill, memory, engine, policy, targets and solver stay; occupancy
     D_q is the scenario's mean seconds per generated token times the type's own output.
@@ -201,9 +244,11 @@ def profiles_into(
         density=scenario.nodes.density,
         intensity=scenario.demand.intensity,
         min_support=min_support,
-    ).scenario
+        support_of=support_of,
+    )
     fields = ("requests", "profiles", "workload")
-    return scenario.replace(**{k: getattr(derived, k) for k in fields})
+    made = scenario.replace(**{k: getattr(derived.scenario, k) for k in fields})
+    return replace(derived, scenario=made)
 
 
 def _concurrency(profile: CandidateProfile, memory: Memory, slots: int | None) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from testbed.errors import TraceError
 from testbed.scenario import EngineSpec, WorkloadSpec
 from testbed.workload.forest import PrefixForest
+from testbed.workload.lru import blocks_seen_before, overlap_depth
 from testbed.workload.trace import Trace
 
 
@@ -82,7 +83,7 @@ def scale_requests(
     workload: WorkloadSpec | None = None,
     engine: EngineSpec | None = None,
 ) -> ScaledRequests:
-    """Scale lengths, take the first ``workload.requests`` and drop what is too long.
+    """Scale lengths, take the window's first ``workload.requests``, drop what is too long.
 
     Requests of more than ``workload.max_tokens`` input tokens are dropped, and those whose
     input and output exceed ``engine.max_model_len``, which an engine would refuse; both are
@@ -91,7 +92,7 @@ def scale_requests(
     Raises
     ------
     TraceError
-        Nothing is left.
+        Nothing is left, or no request arrives in ``workload.window``.
     """
     spec = workload or WorkloadSpec()
     scale = spec.token_scale
@@ -104,7 +105,10 @@ def scale_requests(
         outputs = np.full(len(trace), spec.output_tokens, dtype=np.int64)
     else:
         outputs = np.maximum(1, np.rint(trace.output_tokens * scale)).astype(np.int64)
-    rows = np.arange(len(trace) if spec.requests is None else min(spec.requests, len(trace)))
+    rows = np.arange(len(trace))
+    if spec.window is not None:
+        rows = trace.within(*spec.window)
+    rows = rows[: spec.requests]
     dropped: dict[str, int] = {}
     if spec.max_tokens is not None:
         keep = lengths[rows] <= spec.max_tokens
@@ -127,6 +131,23 @@ def scale_requests(
         block_size=1 if engine is None else engine.block_size,
         dropped={k: v for k, v in dropped.items() if v},
     )
+
+
+def scale_effect(requests: ScaledRequests) -> dict[str, float]:
+    """Share of prompt tokens that an infinite cache finds: in the trace as recorded, and in
+    what is made of it (scaled, long requests dropped, whole engine blocks, the last token
+    always computed)."""
+    trace, forest = requests.trace, requests.forest
+    recorded = overlap_depth(trace, forest)
+    found = blocks_seen_before(forest, requests.rows)
+    last = forest.offsets[requests.rows] + found - 1
+    vertex = np.where(found > 0, np.append(forest.path, -1)[last], -1)
+    depth = np.append(requests.reusable_depth, 0)[vertex]
+    made = np.minimum(depth, requests.longest_hit)
+    return {
+        "trace": float(recorded.sum() / trace.input_tokens.sum()),
+        "scaled": float(made.sum() / requests.input_tokens.sum()),
+    }
 
 
 def scaled_part(tokens: np.ndarray, scale: float) -> np.ndarray:

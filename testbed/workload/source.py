@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Source:
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Numbered lines from 1, without their ends; blank lines are passed over."""
-        for number, line in enumerate(self.data.split(b"\n"), 1):
+        for number, line in enumerate(io.BytesIO(self.data), 1):
             text = line.strip()
             if text:
                 yield number, text
@@ -69,7 +71,21 @@ class Source:
 def _decompressed(raw: bytes) -> bytes:
     if raw.startswith(_GZIP):
         return gzip.decompress(raw)
-    if raw.startswith(_ZSTD):
-        with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as reader:
-            return reader.readall()
-    return raw
+    return _frames(raw) if raw.startswith(_ZSTD) else raw
+
+
+def _frames(raw: bytes) -> bytes:
+    """Every zstd frame, whole: the library's own reader of many frames ends in silence where a
+    file was cut off."""
+    parts, frame = [], None
+    for start in range(0, len(raw), _CHUNK):
+        chunk = raw[start : start + _CHUNK]
+        while chunk:
+            if frame is None:
+                frame = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
+            parts.append(frame.decompress(chunk))
+            chunk = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("the file ends inside a zstd frame")
+    return b"".join(parts)

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from testbed.errors import ScenarioError
+from testbed.scenario import EngineSpec, WorkloadSpec
 from testbed.workload.forest import PrefixForest
 from testbed.workload.lru import HitCurve, hit_curve, overlap_depth
+from testbed.workload.scaling import scale_effect, scale_requests
 from testbed.workload.trace import Trace
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -60,6 +63,18 @@ class PrefixStatistics(_Part):
     )
 
 
+class ScaleStatistics(_Part):
+    """What a token scale and an engine's block size make of the sharing."""
+
+    token_scale: float
+    engine_block_size: int
+    input_tokens: dict[str, float] = Field(description="quantiles and mean, scaled")
+    hit_ratio_recorded: float = Field(description="infinite cache, by prompt tokens, as recorded")
+    hit_ratio_scaled: float = Field(
+        description="the same of the scaled prompts: whole engine blocks, the last token computed"
+    )
+
+
 class TraceStatistics(_Part):
     """Everything that ``testbed trace`` prints."""
 
@@ -72,6 +87,7 @@ class TraceStatistics(_Part):
     sessions: int
     types: dict[str, int] = Field(description="requests of each labelled type")
     prefixes: PrefixStatistics | None = Field(description="absent where none are recorded")
+    scaled: ScaleStatistics | None = Field(default=None, description="where a scale was asked for")
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -129,6 +145,34 @@ def _lag1(gaps: np.ndarray) -> float | None:
     if len(gaps) < 3 or gaps[:-1].std() == 0 or gaps[1:].std() == 0:
         return None
     return float(np.corrcoef(gaps[:-1], gaps[1:])[0, 1])
+
+
+def scale_statistics(trace: Trace, token_scale: float, engine_block_size: int) -> ScaleStatistics:
+    """Measure what scaling every block by ``token_scale`` does to lengths and hits.
+
+    Raises
+    ------
+    ScenarioError
+        A scale of 0 or below, or a block of less than one token.
+    """
+    if not 0 < token_scale < math.inf:
+        raise ScenarioError(f"token_scale: {token_scale:g} is not a number > 0")
+    if engine_block_size < 1:
+        raise ScenarioError(f"engine block: {engine_block_size} is not a number of tokens >= 1")
+    requests = scale_requests(
+        trace,
+        PrefixForest.of(trace),
+        WorkloadSpec(token_scale=token_scale),
+        EngineSpec(block_size=engine_block_size, max_model_len=2**62),
+    )
+    effect = scale_effect(requests)
+    return ScaleStatistics(
+        token_scale=token_scale,
+        engine_block_size=engine_block_size,
+        input_tokens=_spread(requests.input_tokens, mean=True),
+        hit_ratio_recorded=effect["trace"],
+        hit_ratio_scaled=effect["scaled"],
+    )
 
 
 def _spread(values: np.ndarray, mean: bool = False) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from testbed.errors import ScenarioError
-from testbed.scenario import Scenario
+from testbed.scenario import Scenario, WorkloadSpec
 from testbed.seeds import generator
+from testbed.workload.arrivals import typed_arrivals
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,32 @@ class RequestStream:
     def __len__(self) -> int:
         return len(self.arrival)
 
+    def fingerprint(self, seed: int) -> str:
+        """Equal for the same requests at the same microseconds with all else drawn by ``seed``."""
+        digest = hashlib.sha256(f"{seed}".encode())
+        micros = np.rint(1e6 * self.arrival)
+        for column in (micros, self.type_index, self.input_tokens, self.output_tokens):
+            digest.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
+        return digest.hexdigest()[:32]
+
 
 FIRST_TOKEN_ID = 256
 """Token ids below this are left to special tokens of common vocabularies."""
 
 
+_ARRIVALS_SAID = {
+    "poisson": "request types as Poisson streams",
+    "gamma": "request types as one stream with gamma gaps",
+    "diurnal": "request types as one stream of varying rate",
+    "per_type": "request types as independent streams with gamma gaps",
+}
+
+
 def typed_stream(
     scenario: Scenario, count: int, rate: float, seed: int, *, vocabulary: int = 4096
 ) -> RequestStream:
-    """Request types as one Poisson stream of ``rate`` requests/s, marked by p_q.
+    """Request types as a stream of ``rate`` requests/s marked by p_q: Poisson, or what
+    ``workload.arrivals`` says.
 
     A type of family f starts with that family's chain for max_s h_sq tokens and goes on with
     tokens of its own, so that profile s shares exactly its first h_sq tokens (Theory A2-A3).
@@ -58,13 +77,13 @@ def typed_stream(
     Raises
     ------
     ScenarioError
-        ``count`` or ``rate`` is not positive.
+        ``count`` or ``rate`` is not positive, or ``workload.arrivals`` needs a trace.
     """
     if count < 1 or rate <= 0:
         raise ScenarioError(f"demand: {count} requests at {rate:g} requests/s is not a stream")
-    arrival = np.cumsum(generator(seed, "arrivals").exponential(1.0 / rate, count))
-    p = np.array([q.probability for q in scenario.requests])
-    type_index = generator(seed, "types").choice(len(p), size=count, p=p / p.sum())
+    spec = scenario.workload or WorkloadSpec()
+    probability = np.array([q.probability for q in scenario.requests])
+    arrival, type_index = typed_arrivals(spec, probability, rate, count, seed)
     lengths = np.array([max(1, round(q.tokens)) for q in scenario.requests])
     means = np.array([max(1.0, q.output_tokens) for q in scenario.requests])
     output = generator(seed, "outputs").geometric(1.0 / means[type_index])
@@ -101,5 +120,9 @@ def typed_stream(
         reusable=hits[type_index],
         tokens=tokens,
         pinned=pinned,
-        facts={"workload": "request types as Poisson streams", "vocabulary": vocabulary},
+        facts={
+            "workload": _ARRIVALS_SAID[spec.arrivals],
+            **({} if spec.arrivals == "poisson" else {"cv2": spec.cv2}),
+            "vocabulary": vocabulary,
+        },
     )

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from testbed.errors import ScenarioError
+from testbed.scenario import first_problem
 from testbed.seeds import generator
 from testbed.workload.builder import TraceBuilder
 from testbed.workload.trace import Trace
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Agents(_Part):
     """Sessions of an agent: system prompt and tools, then turns that grow one path."""
 
     share: float = Field(default=0.5, ge=0, description="weight among the requests")
-    prefix_tokens: tuple[int, ...] = Field(
-        default=(1024, 768, 512), description="system prompt and tools of each agent, tokens"
+    prefix_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(1024, 768, 512),
+        min_length=1,
+        description="system prompt and tools of each agent, tokens",
     )
     popularity: float = Field(default=1.0, ge=0, description="Zipf exponent over the agents")
     turns: float = Field(default=3.0, ge=1, description="mean turns of a session (geometric)")
@@ -40,6 +54,13 @@ class Retrieval(_Part):
     popularity: float = Field(default=1.1, ge=0, description="Zipf exponent over the documents")
     question_tokens: float = Field(default=48.0, ge=1, description="mean")
 
+    @field_validator("document_tokens")
+    @classmethod
+    def _range(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if not 1 <= value[0] <= value[1]:
+            raise ValueError(f"{value[0]} to {value[1]} is not a range of lengths >= 1")
+        return value
+
 
 class Chat(_Part):
     """Conversations after a short common system prompt."""
@@ -52,7 +73,11 @@ class Chat(_Part):
 
 
 class SyntheticSpec(_Part):
-    """Knobs of :func:`synthetic_trace`, by default for a small machine."""
+    """Knobs of :func:`synthetic_trace`, by default for a small machine.
+
+    >>> SyntheticSpec(chat=Chat(share=0.0)).retrieval.documents
+    40
+    """
 
     requests: int = Field(default=600, ge=1)
     rate: float = Field(
@@ -66,6 +91,39 @@ class SyntheticSpec(_Part):
     retrieval: Retrieval = Retrieval()
     chat: Chat = Chat()
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.agents.share + self.retrieval.share + self.chat.share <= 0:
+            raise ValueError("the shares of agents, retrieval and chat are all 0")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Knobs from YAML.
+
+        Raises
+        ------
+        ScenarioError
+            The file cannot be read, or a knob is unknown or out of range; it is named.
+        """
+        try:
+            given = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise ScenarioError(f"{path}: {reason}") from None
+        if not isinstance(given, dict):
+            raise ScenarioError(f"{path}: not a mapping of knobs")
+        return cls().changed(given, str(path))
+
+    def changed(self, knobs: dict[str, Any], source: str = "synthetic") -> Self:
+        """A validated copy with some knobs given anew; raises :class:`ScenarioError`."""
+        try:
+            return type(self).model_validate({**self.model_dump(), **knobs})
+        except ValidationError as error:
+            raise ScenarioError(f"{source}: {first_problem(error)}") from None
 
 
 @dataclass(frozen=True)
@@ -129,8 +187,6 @@ def _chain(request: _Request, size: int, number: dict[tuple[str, int], int]) -> 
 
 def _all(spec: SyntheticSpec, horizon: float) -> Iterator[_Request]:
     total = spec.agents.share + spec.retrieval.share + spec.chat.share
-    if total <= 0:
-        raise ValueError("the shares of agents, retrieval and chat are all 0")
     for requests in (
         _agents(spec, spec.rate * spec.agents.share / total, horizon),
         _retrieval(spec, spec.rate * spec.retrieval.share / total, horizon),

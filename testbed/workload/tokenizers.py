@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,38 @@ def chat_tokenizer(given: Any) -> ChatTokenizer:
     )
 
 
+def deployed_tokenizer(model: str) -> str | None:
+    """The tokenizer of an engine's model where that is a local directory which has one."""
+    path = Path(model)
+    return model if path.is_dir() and any(path.glob("tokenizer*")) else None
+
+
+def ordinary_tokens(model: str, first: int, count: int) -> int:
+    """The first of ``count`` ids in a row, ``first`` or later, none of which is special to a
+    model's tokenizer; ``first`` itself where the model is no local directory with one.
+
+    Most vocabularies keep special tokens among their first 256 ids or at their end; Mistral's
+    newer ones have a thousand at the start.
+
+    Raises
+    ------
+    TraceError
+        The directory's ``tokenizer.json`` cannot be read.
+    """
+    path = Path(model) / "tokenizer.json"
+    if not path.is_file():
+        return first
+    try:
+        added = json.loads(path.read_bytes()).get("added_tokens", [])
+        special = sorted(int(t["id"]) for t in added if t.get("special"))
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        raise TraceError(f"{path}: not a tokenizer") from None
+    for token in special:
+        if first <= token < first + count:
+            first = token + 1
+    return first
+
+
 def chatml(messages: Sequence[Message], tools: Any = None) -> str:
     """Messages as one ChatML text, tools first; content parts of other kinds than text are
     named, not shown."""
@@ -72,11 +105,14 @@ def chatml(messages: Sequence[Message], tools: Any = None) -> str:
     if tools:
         parts.append(f"<|im_start|>tools\n{_plain(tools)}<|im_end|>\n")
     for message in messages:
-        body = _plain(message.get("content"))
-        if message.get("tool_calls"):
-            body += _plain(message["tool_calls"])
+        body = plain(message.get("content"), message.get("tool_calls"))
         parts.append(f"<|im_start|>{message.get('role')}\n{body}<|im_end|>\n")
     return "".join(parts) + "<|im_start|>assistant\n"
+
+
+def plain(content: Any, tool_calls: Any = None) -> str:
+    """A message's content and tool calls as one text."""
+    return _plain(content) + (_plain(tool_calls) if tool_calls else "")
 
 
 def _plain(content: Any) -> str:

@@ -154,6 +154,19 @@ class Trace:
             token_offsets=id_offsets,
         )
 
+    def within(self, start: float, stop: float) -> np.ndarray:
+        """Rows of the requests that arrive in [start, stop) seconds.
+
+        Raises
+        ------
+        TraceError
+            There are none.
+        """
+        first, last = np.searchsorted(self.arrival, [start, stop], side="left")
+        if first >= last:
+            raise TraceError(f"{self.facts.name}: no request in [{start:g}, {stop:g}) s")
+        return np.arange(first, last)
+
     def window(self, start: float, stop: float) -> Self:
         """Requests that arrive in [start, stop) seconds, times counted from ``start``.
 
@@ -162,10 +175,7 @@ class Trace:
         TraceError
             No request arrives in the window.
         """
-        first, last = np.searchsorted(self.arrival, [start, stop], side="left")
-        if first >= last:
-            raise TraceError(f"{self.facts.name}: no request in [{start:g}, {stop:g}) s")
-        cut = self.take(np.arange(first, last))
+        cut = self.take(self.within(start, stop))
         return replace(cut, arrival=cut.arrival - start)
 
 
@@ -194,7 +204,8 @@ def read_trace(
     path : plain, gzip or zstd
     format : a reader's name, where detection is not wanted
     skip_bad : count bad rows in ``trace.facts.dropped`` in place of raising
-    block_size : tokens per block where the file records tokens or text
+    block_size : tokens per block, where they are not the format's own (512 in Mooncake's, 16 in
+        Bailian's) or where the file records tokens or text, which are cut into blocks (16)
     tokenizer : for text, a callable or a tokenizer directory
 
     Raises
@@ -217,6 +228,8 @@ def read_trace(
         raise TraceError(f"{path}: the file is empty")
     if line.startswith(b"version https://git-lfs"):
         raise TraceError(f"{path}: a Git LFS pointer, not the file that it stands for")
+    if line.startswith(b"[") or line == b"{":
+        raise TraceError(f"{path}:1: JSON, but not one request a line (JSON Lines)")
     head = Head.of(source)
     for reader in known.values():
         if reader.matches(head):

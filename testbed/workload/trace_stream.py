@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from testbed.errors import ScenarioError, TraceError
 from testbed.scenario import Profile, Scenario, WorkloadSpec
-from testbed.workload.arrivals import trace_arrivals
+from testbed.workload.arrivals import recorded_rate, split_streams, trace_arrivals
 from testbed.workload.forest import PrefixForest
-from testbed.workload.lru import blocks_seen_before, overlap_depth
 from testbed.workload.realisation import TokenRealisation
-from testbed.workload.scaling import ScaledRequests, scale_requests
-from testbed.workload.stream import RequestStream, typed_stream
+from testbed.workload.scaling import ScaledRequests, scale_effect, scale_requests
+from testbed.workload.stream import FIRST_TOKEN_ID, RequestStream, typed_stream
+from testbed.workload.tokenizers import deployed_tokenizer, ordinary_tokens
 from testbed.workload.trace import Trace, read_trace
 from testbed.workload.types import nearest_type
 
 VOCABULARY = 4096
+_WITH_CV2 = ("gamma", "diurnal", "per_type")
 
 
 def build_stream(
@@ -27,14 +28,50 @@ def build_stream(
 ) -> RequestStream:
     """The scenario's requests: its trace where it names one, else its request types.
 
+    Token ids that are drawn keep clear of the special ones of the engine's model, where it is a
+    local directory that names them.
+
     Raises
     ------
     ScenarioError, TraceError
     """
+    engine = scenario.engine
+    first = FIRST_TOKEN_ID
+    if engine is not None:
+        first = ordinary_tokens(engine.model, first, vocabulary - first)
     if scenario.workload is None or scenario.workload.trace is None:
-        return typed_stream(scenario, count, rate, seed, vocabulary=vocabulary)
-    trace = read_trace(scenario.workload.trace, format=scenario.workload.format)
-    return trace_stream(scenario, trace, rate=rate, count=count, seed=seed, vocabulary=vocabulary)
+        typed = typed_stream(scenario, count, rate, seed, vocabulary=vocabulary)
+        return _shifted(typed, first - FIRST_TOKEN_ID)
+    spec = scenario.workload
+    trace = read_trace(
+        scenario.workload.trace,
+        format=spec.format,
+        tokenizer=spec.tokenizer or (None if engine is None else deployed_tokenizer(engine.model)),
+        block_size=spec.block_size,
+    )
+    if spec.tokens != "recorded":
+        drawn = trace_stream(
+            scenario, trace, rate=rate, count=count, seed=seed, vocabulary=vocabulary
+        )
+        return _shifted(drawn, first - FIRST_TOKEN_ID)
+    if engine is not None and engine.reuse == "any":
+        raise ScenarioError(
+            "workload.tokens: recorded prompts are the warm-up's as well and would find themselves "
+            "in the engine's cache; they need engine.reuse: pinned"
+        )
+    return recorded_stream(scenario, trace, rate=rate, count=count, seed=seed)
+
+
+def _shifted(stream: RequestStream, by: int) -> RequestStream:
+    """The same stream, every token id moved up: what is shared stays shared."""
+    if by == 0:
+        return stream
+    return replace(
+        stream,
+        tokens=lambda i: stream.tokens(i) + np.int32(by),
+        pinned=lambda s: [chain + np.int32(by) for chain in stream.pinned(s)],
+        facts={**stream.facts, "first_token_id": FIRST_TOKEN_ID + by},
+    )
 
 
 def trace_stream(
@@ -122,8 +159,7 @@ class _Plan:
             np.array([q.tokens for q in scenario.requests]),
             np.array(reusable),
         )
-        arrival = _timed(requests, spec, rate, count, duration, seed)
-        lap, index = np.divmod(np.arange(len(arrival)), len(requests))
+        arrival, index, lap = _timed(requests, types, spec, rate, count, duration, seed)
         return cls(spec, requests, held, hits, types, arrival, index, lap)
 
     def stream(
@@ -146,12 +182,13 @@ class _Plan:
                 "workload": "trace",
                 "trace": requests.trace.facts.to_dict(),
                 "arrivals": spec.arrivals,
-                **({"cv2": spec.cv2} if spec.arrivals == "gamma" else {}),
+                **({"cv2": spec.cv2} if spec.arrivals in _WITH_CV2 else {}),
+                **({} if spec.window is None else {"window": list(spec.window)}),
                 "token_scale": spec.token_scale,
                 "infinite_cache_hit_ratio": scale_effect(requests),
                 "output_tokens": own if spec.output_tokens is None else spec.output_tokens,
                 "dropped": requests.dropped,
-                "passes": int(self.lap[-1]) + 1,
+                "passes": int(self.lap.max()) + 1,
                 "engine_block_size": requests.block_size,
                 **facts,
             },
@@ -165,12 +202,16 @@ def recorded_stream(
     rate: float | None = None,
     count: int | None = None,
     seed: int,
-    vocabulary: int,
+    vocabulary: int | None = None,
 ) -> RequestStream:
     """As :func:`trace_stream`, with the token ids that the trace itself records.
 
     For a model whose answers matter. A warm-up must then use another trace: recorded prompts do
     not change with the seed.
+
+    Parameters
+    ----------
+    vocabulary : token ids that the model has; ``None`` where it is not known
 
     Raises
     ------
@@ -181,12 +222,11 @@ def recorded_stream(
     name = trace.facts.name
     if trace.token_ids is None:
         raise TraceError(f"{name}: the trace records no token ids")
-    if len(trace.token_ids) and int(trace.token_ids.max()) >= vocabulary:
-        raise TraceError(
-            f"{name}: token id {int(trace.token_ids.max())} is beyond a vocabulary of {vocabulary}"
-        )
+    largest = int(trace.token_ids.max(initial=0))
+    if vocabulary is not None and largest >= vocabulary:
+        raise TraceError(f"{name}: token id {largest} is beyond a vocabulary of {vocabulary}")
     plan = _Plan.of(scenario, trace, rate, count, None, seed)
-    if plan.requests.scale != 1 or plan.lap[-1] > 0:
+    if plan.requests.scale != 1 or plan.lap.max() > 0:
         raise TraceError(f"{name}: recorded token ids can be neither scaled nor repeated")
     forest, rows = plan.requests.forest, plan.requests.rows[plan.index]
     first_block = np.unique(forest.path, return_index=True)[1]
@@ -222,54 +262,49 @@ def pinned_vertices(scenario: Scenario, s: int, forest: PrefixForest) -> np.ndar
     return forest.closure(vertices)
 
 
-def scale_effect(requests: ScaledRequests) -> dict[str, float]:
-    """Share of prompt tokens that an infinite cache finds: in the trace as recorded, and in
-    what is made of it (scaled, long requests dropped, whole engine blocks, the last token
-    always computed)."""
-    trace, forest = requests.trace, requests.forest
-    recorded = overlap_depth(trace, forest)
-    found = blocks_seen_before(forest, requests.rows)
-    last = forest.offsets[requests.rows] + found - 1
-    vertex = np.where(found > 0, np.append(forest.path, -1)[last], -1)
-    depth = np.append(requests.reusable_depth, 0)[vertex]
-    made = np.minimum(depth, requests.longest_hit)
-    return {
-        "trace": float(recorded.sum() / trace.input_tokens.sum()),
-        "scaled": float(made.sum() / requests.input_tokens.sum()),
-    }
-
-
 def _timed(
     requests: ScaledRequests,
+    types: np.ndarray,
     spec: WorkloadSpec,
     rate: float | None,
     count: int | None,
     duration: float | None,
     seed: int,
-) -> np.ndarray:
-    """Arrival times of as many requests as are asked for, in the trace's order, again and
-    again."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Arrival times (N,), which of the n requests comes, and how often it came before.
+
+    The requests come in the trace's order, again and again; with independent streams per type,
+    in that order within each type.
+    """
     if count is not None and duration is not None:
         raise ScenarioError("demand: give either a number of requests or a duration")
     if count is not None and count < 1:
         raise ScenarioError(f"demand: {count} requests are not a stream")
     if duration is not None and not 0 < duration < np.inf:
         raise ScenarioError(f"demand: {duration:g} s is not a duration > 0")
+    n = len(requests)
 
-    def arrivals(wanted: int) -> np.ndarray:
-        return trace_arrivals(
-            requests.trace,
-            requests.rows,
-            wanted,
-            spec.arrivals,
-            rate=rate,
-            cv2=spec.cv2,
-            seed=seed,
-        )
+    def draw(wanted: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if spec.arrivals != "per_type":
+            arrival = trace_arrivals(
+                requests.trace, requests.rows, wanted, spec, rate=rate, seed=seed
+            )
+            lap, index = np.divmod(np.arange(wanted), n)
+            return arrival, index, lap
+        own = recorded_rate(requests.trace.arrival[requests.rows]) if rate is None else rate
+        share = np.bincount(types) / n
+        arrival, kind = split_streams(own * share, wanted, seed, spec.cv2)
+        index, lap = np.empty(wanted, dtype=np.int64), np.empty(wanted, dtype=np.int64)
+        for q in np.unique(kind):
+            mine, those = np.flatnonzero(kind == q), np.flatnonzero(types == q)
+            lap[mine], place = np.divmod(np.arange(len(mine)), len(those))
+            index[mine] = those[place]
+        return arrival, index, lap
 
     if duration is None:
-        return arrivals(len(requests) if count is None else count)
-    wanted = len(requests)
-    while (arrival := arrivals(wanted))[-1] < duration:
+        return draw(n if count is None else count)
+    wanted = n
+    while (drawn := draw(wanted))[0][-1] < duration:
         wanted *= 2
-    return arrival[: max(1, int(np.searchsorted(arrival, duration)))]
+    kept = max(1, int(np.searchsorted(drawn[0], duration)))
+    return drawn[0][:kept], drawn[1][:kept], drawn[2][:kept]

@@ -10,6 +10,7 @@ from testbed.errors import ScenarioError
 from testbed.seeds import generator
 
 _RESTARTS = 8
+"""Starts of k-means; fewer for more clusters than 16, which take longer and differ less."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ def cluster(
     lengths : (n,) L_i, tokens
     hits : (n, S) h_i against each profile, tokens
     types : number of clusters, at most; fewer come out where fewer distinct requests exist
-    error_bound : in place of ``types``: the fewest clusters whose loss Σ p|h − ĥ| is at most
-        this many tokens for every profile
+    error_bound : in place of ``types``: clusters whose loss Σ p|h − ĥ| is at most this many tokens
+        for every profile, as few as doubling and halving their number finds (k-means does not
+        lose less with every cluster more, so that fewer may do)
 
     Raises
     ------
@@ -99,23 +101,22 @@ def cluster(
     if types is not None:
         return _clusters(lengths, hits, _k_means(points, weight, types, seed)[inverse])
     assert error_bound is not None
-    low, high = 0, len(points)  # loss at `high` is 0; find a k that holds whose k − 1 does not
-    k = 1
-    while k < high:  # double up to the first that holds
-        if _clusters(lengths, hits, _k_means(points, weight, k, seed)[inverse]).loss.max(
-            initial=0.0
-        ) <= error_bound:  # fmt: skip
-            high = k
-            break
-        low, k = k, 2 * k
-    while high - low > 1:
-        middle = (low + high) // 2
-        trial = _clusters(lengths, hits, _k_means(points, weight, middle, seed)[inverse])
-        if trial.loss.max(initial=0.0) <= error_bound:
-            high = middle
+
+    def within(k: int) -> TypeClusters | None:
+        label = np.arange(k) if k == len(points) else _k_means(points, weight, k, seed)
+        found = _clusters(lengths, hits, label[inverse])
+        return found if found.loss.max(initial=0.0) <= error_bound else None
+
+    failed, k = 0, 1
+    while (best := within(k)) is None:  # as many clusters as points lose nothing
+        failed, k = k, min(2 * k, len(points))
+    while k - failed > 1:
+        middle = (failed + k) // 2
+        if (found := within(middle)) is None:
+            failed = middle
         else:
-            low = middle
-    return _clusters(lengths, hits, _k_means(points, weight, high, seed)[inverse])
+            best, k = found, middle
+    return best
 
 
 def _clusters(lengths: np.ndarray, hits: np.ndarray, labels: np.ndarray) -> TypeClusters:
@@ -157,7 +158,7 @@ def _k_means(points: np.ndarray, weight: np.ndarray, k: int, seed: int) -> np.nd
     """Labels of weighted points (P, D): k-means++ starts, Lloyd steps to a fixed point."""
     k = min(k, len(points))
     best, least = np.zeros(len(points), dtype=np.int64), np.inf
-    for start in range(_RESTARTS if k > 1 else 1):
+    for start in range(max(1, min(_RESTARTS, 16 * _RESTARTS // k)) if k > 1 else 1):
         centres = _spread(points, weight, k, generator(seed, "types", start))
         label = _nearest(points, centres)
         for _ in range(1000):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import OrderedDict
 
 import numpy as np
@@ -12,8 +14,9 @@ from hypothesis import strategies as st
 from testbed.errors import TraceError
 from testbed.workload.forest import PrefixForest
 from testbed.workload.lru import block_tokens, blocks_seen_before, hit_curve, stack_distances
+from testbed.workload.radix import RadixEdges
 from testbed.workload.statistics import statistics
-from testbed.workload.trace import Trace, read_trace
+from testbed.workload.trace import Labels, Trace, read_trace
 from tests.unit.workload_traces import published, short_for, texts, trace_of
 
 few = settings(max_examples=60, deadline=None)
@@ -91,6 +94,30 @@ def test_radix_edges_end_where_paths_branch_or_end(prompts: list[list[int]]) -> 
 
 @few
 @given(texts())
+def test_radix_edges_are_the_forest_without_its_chains(prompts: list[list[int]]) -> None:
+    trace = trace_of(prompts, short=short_for(prompts))
+    forest = PrefixForest.of(trace)
+    edges = RadixEdges.of(forest)
+    assert edges.blocks.sum() == len(forest) and edges.tokens.sum() == forest.own_tokens.sum()
+    assert (edges.above < np.arange(len(edges))).all()
+    for e in range(len(edges)):
+        way = forest.chain(int(edges.end[e]))
+        mine = way[-int(edges.blocks[e]) :]
+        # One count for the whole edge, and above it the end of the edge above.
+        assert (forest.count[mine] == forest.count[mine[-1]]).all()
+        rest = way[: -int(edges.blocks[e])]
+        above = int(edges.above[e])
+        assert (rest[-1] == edges.end[above]) if above >= 0 else len(rest) == 0
+        assert edges.tokens[e] == forest.own_tokens[mine].sum()
+    rows = list(csv.DictReader(io.StringIO(edges.to_csv(trace.arrival, 2.0))))
+    assert [int(r["requests"]) for r in rows] == forest.count[edges.end].tolist()
+    assert sum(float(r["state_bytes"]) for r in rows) == 2 * forest.own_tokens.sum()
+    for r in rows:
+        assert (r["reuse_median_s"] == "") == (int(r["requests"]) == 1)
+
+
+@few
+@given(texts())
 def test_what_all_requests_carry_is_the_trunk_and_founds_no_family(
     prompts: list[list[int]],
 ) -> None:
@@ -161,6 +188,21 @@ def test_rare_paths_merge_upward() -> None:
     anchors = forest.exits(forest.supported(2))
     assert [forest.level[a] if a >= 0 else 0 for a in anchors] == [2, 2, 1, 0]
     assert forest.count[anchors[anchors >= 0]].min() >= 2
+
+
+@few
+@given(texts(), st.integers(0, 10**6))
+def test_support_counts_sessions_once_each(prompts: list[list[int]], seed: int) -> None:
+    forest = PrefixForest.of(trace_of(prompts))
+    codes = np.random.default_rng(seed).integers(-1, 3, len(prompts)).astype(np.int32)
+    found = forest.carriers(Labels(codes, ("a", "b", "c")))
+    for v in range(len(forest)):
+        rows = [i for i in range(len(prompts)) if v in forest.chain(int(forest.leaf[i]))]
+        named = {int(codes[i]) for i in rows if codes[i] >= 0}
+        assert found[v] == len(named) + sum(codes[i] < 0 for i in rows)
+    inner = np.flatnonzero(forest.parent >= 0)
+    assert (found[inner] <= found[forest.parent[inner]]).all()
+    assert (found <= forest.count).all()
 
 
 def test_an_unknown_block_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -24,7 +25,7 @@ from testbed.workload.profiles import (
 )
 from testbed.workload.proposal import parse_bytes, propose
 from testbed.workload.scaling import ScaledRequests, scale_requests
-from testbed.workload.trace import Trace, read_trace
+from testbed.workload.trace import Labels, Trace, read_trace
 from tests.unit.workload_traces import published, short_for, texts, trace_of
 
 few = settings(max_examples=60, deadline=None)
@@ -79,6 +80,33 @@ def test_the_knapsack_equals_brute_force(
         inner = parent[np.flatnonzero(held)]
         assert held[inner[inner >= 0]].all()
     assert value[greedy].sum() <= best + 1e-9
+
+
+@few
+@given(forests())
+def test_greedy_takes_the_best_path_that_fits_again_and_again(
+    problem: tuple[np.ndarray, np.ndarray, np.ndarray, int],
+) -> None:
+    parent, value, cost, left = problem
+    budget = left
+    held = np.zeros(len(parent), dtype=bool)
+    while True:
+        best: tuple[float, int] | None = None
+        for v in range(len(parent)):
+            path = [v]
+            while parent[path[-1]] >= 0:
+                path.append(int(parent[path[-1]]))
+            new = [u for u in path[::-1] if not held[u]]
+            worth, price = float(value[new].sum()), int(cost[new].sum())
+            if new and new[-1] == v and worth > 0 and price <= left:
+                ratio = worth / max(price, 1)
+                if best is None or ratio > best[0]:
+                    best, taken, paid = (ratio, v), new, price
+        if best is None:
+            break
+        held[taken] = True
+        left -= paid
+    assert np.array_equal(pack_greedily(parent, value, cost, budget), held)
 
 
 @few
@@ -196,6 +224,22 @@ def test_what_every_request_carries_is_no_profile() -> None:
     assert deep.vertices == 2 and deep.coverage == 1.0
 
 
+def test_turns_of_one_session_are_one_in_the_support_of_sessions() -> None:
+    """Theory H11: a path that one person alone walks is not advertised."""
+    trace = trace_of([[1, 2], [1, 2], [1, 3], [1, 3]])
+    trace = replace(trace, session=Labels(np.array([0, 0, 1, 2], dtype=np.int32), ("a", "b", "c")))
+    by = {
+        kind: propose(trace, budget=1e12, count=3, support_of=kind)  # type: ignore[arg-type]
+        for kind in ("requests", "sessions")
+    }
+    assert by["requests"].supported_paths == 2 and by["sessions"].supported_paths == 2
+    held = {k: set(p.profiles[1].pinned_blocks) for k, p in by.items()}
+    of = {text: int(trace.chain(i)[1]) for i, text in ((0, "one's"), (2, "two's"))}
+    assert of["one's"] in held["requests"] and of["two's"] in held["requests"]
+    assert held["sessions"] == {of["two's"]}
+    assert by["sessions"].to_dict()["support_of"] == "sessions"
+
+
 def test_choose_starts_with_the_fallback_and_the_deepest() -> None:
     def made(name: str, method: str, saved: float) -> CandidateProfile:
         zero = np.zeros(1, dtype=np.int64)
@@ -235,6 +279,11 @@ def test_proposal_of_a_published_trace() -> None:
     assert found.concurrency[0] == 40 and found.concurrency[1] == 24
     scores = [v["score_seconds_per_byte"] for v in found.leading]
     assert scores == sorted(scores, reverse=True) and len(scores) == 10
+    said = found.to_dict()
+    assert set(said["types_loss_tokens"]) == {p.name for p in found.profiles}
+    assert sum(q["probability"] for q in said["types"]) == pytest.approx(1)
+    few = propose(trace, budget=8e9, count=4, memory=memory, error_bound=2.0)
+    assert few.clusters.loss.max() <= 2.0 < found.clusters.loss.max()
 
 
 @pytest.mark.parametrize(

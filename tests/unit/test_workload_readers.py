@@ -181,6 +181,35 @@ def test_bailian_sessions_follow_parents(read: Callable[..., Trace]) -> None:
     assert trace.type.names == ("text", "file") and trace.arrival.tolist() == [0.0, 1.5, 8.5]
 
 
+def test_bailian_turns_may_stand_before_what_they_follow(read: Callable[..., Trace]) -> None:
+    rows = [json.loads(line) for line in BAILIAN.splitlines()]
+    trace = read(jsonl(rows[::-1]))
+    assert [trace.session[i] for i in range(3)] == ["8", "8", "8"]
+    orphan = {**rows[2], "chat_id": 70, "parent_chat_id": 60}
+    ring = [{**rows[2], "chat_id": a, "parent_chat_id": b} for a, b in ((20, 21), (21, 20))]
+    trace = read(jsonl([*rows, orphan, *ring]))
+    names = [trace.session[i] for i in range(6)]
+    assert names[:3] == ["8"] * 3 and names[3] == "60" and names[4] == names[5]
+    with pytest.raises(TraceError, match=r":4: chat 9 has two parents, 8 and 10"):
+        read(jsonl([*rows, {**rows[1], "parent_chat_id": 10}]))
+
+
+def test_own_token_ids_must_agree_with_the_chains(read: Callable[..., Trace]) -> None:
+    head = {"format": "edge-serving-trace", "version": 1, "block_size": 2}
+    row = {"arrival": 0, "input_tokens": 3, "output_tokens": 1, "blocks": [5, 6]}
+    rows = [{**row, "tokens": [1, 2, 3]}, {**row, "blocks": [5], "tokens": [1, 2, 4]}]
+    assert len(read(jsonl([head, *rows]))) == 2
+    with pytest.raises(TraceError, match=r":4: block 6 stood for other tokens before"):
+        read(jsonl([head, *rows, {**row, "tokens": [1, 2, 4]}]))
+
+
+def test_tracelab_without_arrivals_says_so(read: Callable[..., Trace]) -> None:
+    data = b"session_id,round_idx,input_len,output_len,prefix_len,tool_wait_after_ms\n"
+    trace = read(data + b"a,0,40,8,0,100\na,1,16,4,48,0\n")
+    assert trace.facts.notes["arrivals"] == "none recorded"
+    assert trace.arrival.tolist() == [0.0, 0.1]
+
+
 def test_azure_dates_keep_a_tenth_of_a_microsecond(read: Callable[..., Trace]) -> None:
     trace = read(AZURE)
     assert trace.arrival[1] == pytest.approx(4.314579, abs=1e-12)
@@ -249,6 +278,33 @@ def test_chat_is_tokenised_with_a_template(read: Callable[..., Trace]) -> None:
     assert np.array_equal(trace.tokens(0), trace.tokens(1))  # the answer is no prompt
     assert trace.chain(0).tolist() == trace.chain(1).tolist()
     assert [trace.turn[i] for i in range(3)] == [1, 2, 0] and trace.tenant[0] == "u"
+
+
+def test_chat_answers_in_parts_and_tool_calls_are_counted_and_no_prompt(
+    read: Callable[..., Trace],
+) -> None:
+    ask = {"role": "user", "content": "hi"}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
+    parts = {"role": "assistant", "content": [{"type": "text", "text": "one two three"}]}
+    tool = {"role": "tool", "tool_call_id": "a", "content": "42"}
+    spoken = {"role": "assistant", "content": "two words"}
+    rows = [
+        {"messages": [ask, call]},
+        {"messages": [ask, parts]},
+        {"messages": [ask, call, tool, parts]},
+        {"messages": [ask, spoken], "usage": {"prompt_tokens": 9, "completion_tokens": 7}},
+        {"messages": [ask], "output_tokens": 1},
+    ]  # fmt: skip
+    trace = read(jsonl([{"timestamp": i, **r} for i, r in enumerate(rows)]))
+    prompts = [trace.tokens(i).tolist() for i in range(5)]
+    assert prompts[0] == prompts[1] == prompts[3] == prompts[4]
+    assert len(prompts[2]) > len(prompts[0])
+    assert trace.output_tokens.tolist() == [1, 3, 3, 7, 1]
+    assert trace.facts.notes["prompt_tokens"] == {"recorded": 9, "found": len(prompts[3])}
 
 
 def test_chat_needs_a_tokenizer(read: Callable[..., Trace]) -> None:
@@ -358,7 +414,8 @@ def test_bad_rows_are_refused_with_file_and_line_or_counted(
     with pytest.raises(TraceError, match=r"trace\.jsonl:2: " + message):
         read(data)
     trace = read(data, skip_bad=True)
-    assert len(trace) == 2 and trace.facts.dropped == {"malformed": 1} and trace.facts.rows == 3
+    assert len(trace) == 2 and sum(trace.facts.dropped.values()) == 1 and trace.facts.rows == 3
+    assert trace.facts.notes["first_dropped"].startswith("line 2: ")
 
 
 @pytest.mark.parametrize(
@@ -371,6 +428,7 @@ def test_bad_rows_are_refused_with_file_and_line_or_counted(
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a Git LFS pointer"),
         (b"\x1f\x8b broken", "broken compression"),
         (b"\x28\xb5\x2f\xfd broken", "broken compression"),
+        (b"[" + MOONCAKE.splitlines()[0] + b"]", ":1: JSON, but not one request a line"),
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
         (AZURE + b"yesterday,1,2\n", r":4: the time 'yesterday' is not a date"),
         (AZURE + b"2023-02-30 00:00:00,1,2\n", r":4: the time '2023-02-30 00:00:00' is not"),
@@ -381,11 +439,72 @@ def test_bad_rows_are_refused_with_file_and_line_or_counted(
         (MOONCAKE + b"{not json}\n", ":4: not JSON"),
         (MOONCAKE + b"[1]\n", ":4: not a JSON object"),
         (MOONCAKE + b'{"timestamp": 1}\n', ":4: no field 'input_length'"),
+        (MOONCAKE + MOONCAKE[:-2] + b', "timestamp": 9}\n', ":6: the field 'timestamp' stands"),
+        (
+            CHAT + CHAT.splitlines()[2].replace(b'{"max', b'{"messages": [], "max'),
+            ":4: the field 'messages' stands twice",
+        ),
+        (AZURE + b"2023-11-16 18:15:46+00:00,1,2\n", ":4: an offset from UTC on some rows only"),
+        (AZURE + b"2023-11-16 18:15:46+99:00,1,2\n", ":4: the time .* is not a date"),
+        (SERVEGEN + b"2,1_0.5,1,2\n", ":4: the time '1_0.5' is not a number"),
+        (SERVEGEN + b"2,nan,1,2\n", ":4: the time 'nan' is not a number"),
+        (SERVEGEN + "2,\uff11,1,2\n".encode(), ":4: the time '\uff11' is not a number"),
+        (SERVEGEN + b"2,1700000000000,1,2\n", ":4: .* is out of range in seconds"),
+        (
+            OWN + b'{"arrival": 1, "input_tokens": 8, "output_tokens": 1, "sesion": "a"}\n',
+            ":4: unknown field 'sesion'",
+        ),
+        (
+            CHAT
+            + b'{"timestamp": 9, "output_tokens": 1, "messages": [{"role": "user", "content": 5}]}',
+            ":4: a message's content is neither text nor a list",
+        ),
     ],
 )
 def test_files_that_are_no_trace(data: bytes, message: str, read: Callable[..., Trace]) -> None:
     with pytest.raises(TraceError, match=message):
         read(data)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress])
+@pytest.mark.parametrize("kept", [0.3, 0.7, 0.999])
+def test_a_file_cut_off_in_its_compression_is_no_shorter_trace(
+    compress: Callable[[bytes], bytes], kept: float, read: Callable[..., Trace]
+) -> None:
+    rows = [mooncake_row(timestamp=i, hash_ids=[i, (i * 0x9E3779B97F4A7C15) % 2**64])
+            for i in range(2000)]  # fmt: skip
+    whole = compress(jsonl(rows))
+    assert len(read(whole + whole)) == 4000  # frames and members follow one another
+    with pytest.raises(TraceError, match="broken compression"):
+        read(whole[: int(kept * len(whole))], skip_bad=True)
+
+
+def test_a_broken_first_line_does_not_hide_the_format(read: Callable[..., Trace]) -> None:
+    with pytest.raises(TraceError, match=r":1: not JSON"):
+        read(b"{half a li\n" + MOONCAKE)
+    trace = read(b"{half a li\n" + MOONCAKE, skip_bad=True)
+    assert trace.facts.format == "mooncake" and trace.facts.dropped == {"malformed": 1}
+
+
+def test_rows_are_counted_by_what_is_wrong_with_them(read: Callable[..., Trace]) -> None:
+    wrong = [{"hash_ids": [1]}, {"input_length": -1}, {"output_length": 0}, {"timestamp": None}]
+    data = jsonl([mooncake_row(**change) for change in wrong])
+    trace = read(MOONCAKE + data + b"?\n", skip_bad=True)
+    assert trace.facts.dropped == {
+        "block ids do not fit": 1, "bad length": 2, "bad time": 1, "malformed": 1
+    }  # fmt: skip
+    with pytest.raises(TraceError, match=r"no requests \(4 rows dropped; line 1: 1 block ids"):
+        read(data, skip_bad=True)
+
+
+def test_nanoseconds_since_1970_keep_every_digit_beside_a_float(
+    read: Callable[..., Trace],
+) -> None:
+    rows = [json.loads(line) for line in TOKEN_IDS.splitlines()]
+    start = 1_700_000_000_000_000_000
+    times = [start, start + 1, float(start + 1024)]
+    data = jsonl([{**rows[1], "arrival_time_ns": t} for t in times])
+    assert read(data).arrival.tolist() == [0.0, 1e-9, 1.024e-6]
 
 
 def test_missing_files_and_unknown_formats_are_named(tmp_path: Path) -> None:

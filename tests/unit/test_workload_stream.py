@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from testbed.errors import ScenarioError, TraceError
 from testbed.outcome import dump_json
-from testbed.reporting.trace_figures import trace_figures
+from testbed.reporting.trace_figures import trace_figures, windowed_counts
 from testbed.reporting.trace_tables import render_profiles, render_statistics
 from testbed.scenario import EngineSpec, Memory, Prefill, Scenario, WorkloadSpec
 from testbed.workload.derivation import Derivation, derive
@@ -22,7 +23,7 @@ from testbed.workload.proposal import profiles_into, propose
 from testbed.workload.readers.own import write_trace
 from testbed.workload.realisation import TokenRealisation
 from testbed.workload.scaling import scale_requests
-from testbed.workload.statistics import statistics
+from testbed.workload.statistics import scale_statistics, statistics
 from testbed.workload.stream import FIRST_TOKEN_ID
 from testbed.workload.synthetic import SyntheticSpec, synthetic_trace
 from testbed.workload.trace import Trace, read_trace
@@ -332,11 +333,20 @@ def test_synthetic_traces_share_what_their_kinds_share(synthetic: Trace) -> None
 
 def test_profiles_go_into_a_scenario(synthetic: Trace) -> None:
     base = derived(synthetic).scenario
-    made = profiles_into(base, synthetic, budget=64 * 32 * 2048, count=3, types=3)
+    derivation = profiles_into(base, synthetic, budget=64 * 32 * 2048, count=3, types=3)
+    made = derivation.scenario
+    assert len(derivation.clusters.loss) == len(made.profiles)
     assert [p.name for p in made.profiles][:2] == ["fallback", "deep"] and len(made.requests) == 3
     assert made.memory == base.memory and made.radio == base.radio and made.engine == base.engine
     old, new = (sum(q.probability * q.decode_occupancy for q in s.requests) for s in (base, made))
     assert new == pytest.approx(old)
+
+
+def test_windows_of_the_figure_hold_whole_steps_of_the_recorded_grid() -> None:
+    steady = trace_of([[1]] * 1200, arrival=[3.0 * (i // 4) for i in range(1200)])
+    window, counts = windowed_counts(steady)
+    assert steady.time_grid == 3.0 and window % 3.0 == 0
+    assert set(counts.tolist()) == {round(4 * window / 3)}  # four every step: no artefact
 
 
 def test_tables_and_figures_of_any_trace(synthetic: Trace) -> None:
@@ -357,3 +367,174 @@ def test_tables_and_figures_of_any_trace(synthetic: Trace) -> None:
     render_profiles(console, proposal, assumed=True)
     text = console.export_text()
     assert "fallback" in text and "nothing was calibrated" in text
+
+
+# --- what a workload section asks for ----------------------------------------------------------
+
+
+def test_a_window_is_the_traces_requests_of_those_seconds(synthetic: Trace) -> None:
+    half = float(synthetic.arrival[150])
+    spec = WorkloadSpec(arrivals="verbatim", window=(half, 2 * half), requests=40)
+    scenario = derived(synthetic, workload=spec).scenario
+    stream = trace_stream(scenario, synthetic, seed=1)
+    rows = np.arange(150, min(190, np.searchsorted(synthetic.arrival, 2 * half)))
+    assert np.array_equal(stream.input_tokens, synthetic.input_tokens[rows])
+    assert stream.arrival == pytest.approx(synthetic.arrival[rows] - synthetic.arrival[150])
+    assert stream.facts["window"] == [half, 2 * half]
+    with pytest.raises(TraceError, match=r"no request in \[1e\+09, 2e\+09\) s"):
+        derived(synthetic, workload=WorkloadSpec(window=(1e9, 2e9)))
+
+
+def test_streams_per_type_keep_each_types_order_and_share(synthetic: Trace) -> None:
+    spec = WorkloadSpec(arrivals="per_type", cv2=2.0)
+    scenario = derived(synthetic, workload=spec).scenario
+    plain = trace_stream(scenario.replace(workload=None), synthetic, rate=5.0, count=300, seed=1)
+    stream = trace_stream(scenario, synthetic, rate=5.0, count=3000, seed=1)
+    assert len(stream) == 3000 and (np.diff(stream.arrival) >= 0).all()
+    assert not np.array_equal(stream.type_index[:300], plain.type_index)
+    for q in range(len(scenario.requests)):
+        mine, own = stream.type_index == q, plain.type_index == q
+        repeated = np.resize(plain.input_tokens[own], mine.sum())
+        assert np.array_equal(stream.input_tokens[mine], repeated)
+        expected = 3000 * own.mean()
+        assert mine.sum() == pytest.approx(expected, abs=5 * np.sqrt(2.0 * expected))
+    first = np.flatnonzero(stream.type_index == stream.type_index[0])
+    again = first[(plain.type_index == stream.type_index[0]).sum()]
+    assert not np.array_equal(stream.tokens(int(first[0])), stream.tokens(int(again)))
+
+
+@pytest.mark.parametrize(
+    ("section", "cv2"),
+    [
+        ({"arrivals": "gamma", "cv2": 4.0}, 4.0),
+        ({"arrivals": "per_type", "cv2": 4.0}, None),
+        ({"arrivals": "diurnal", "course": [[30.0, 1.0], [30.0, 0.0]]}, None),
+    ],
+)
+def test_types_without_a_trace_arrive_as_the_workload_says(
+    section: dict[str, object], cv2: float | None, synthetic: Trace
+) -> None:
+    base = derived(synthetic).scenario.replace(workload=None)
+    poisson = build_stream(base, rate=3.0, count=4000, seed=1)
+    stream = build_stream(base.replace(workload=section), rate=3.0, count=4000, seed=1)
+    assert not np.array_equal(stream.arrival, poisson.arrival)
+    assert len(stream) / stream.arrival[-1] == pytest.approx(3.0, rel=0.15)
+    if cv2 is not None:
+        found = statistics_of(stream.arrival)
+        assert found == pytest.approx(cv2, rel=0.3)
+    if "course" in section:
+        assert (stream.arrival % 60.0 < 30.0).all()
+    assert stream.facts["workload"] != poisson.facts["workload"]
+
+
+def statistics_of(arrival: np.ndarray) -> float:
+    gaps = np.diff(arrival)
+    return float(gaps.var() / gaps.mean() ** 2)
+
+
+def test_recorded_times_without_a_trace_are_refused(synthetic: Trace) -> None:
+    base = derived(synthetic).scenario.replace(workload={"arrivals": "verbatim"})
+    with pytest.raises(ScenarioError, match="verbatim needs a trace"):
+        build_stream(base, rate=3.0, count=20, seed=1)
+
+
+def test_a_scenario_replays_recorded_text_through_its_own_tokenizer(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="the tokenizers package is not there")
+    words = {w: i for i, w in enumerate(["?", "be", "brief", "hi", "you", "now"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    model = tmp_path / "tokenizer.json"
+    tokenizer.save(str(model))
+    system = {"role": "system", "content": "be brief be brief be brief"}
+    rows = [
+        {"timestamp": i, "output_tokens": 2,
+         "messages": [system, {"role": "user", "content": f"{w} now now now now now"}]}
+        for i, w in enumerate(["hi", "you", "hi"])
+    ]  # fmt: skip
+    path = tmp_path / "chat.jsonl"
+    path.write_text("\n".join(json.dumps(r) for r in rows))
+    trace = read_trace(path, tokenizer=model, block_size=4)
+    spec = WorkloadSpec(trace=str(path), tokenizer=str(model), block_size=4, tokens="recorded")
+    found = derived(trace, workload=spec, engine=EngineSpec(block_size=4), profiles=2)
+    stream = build_stream(found.scenario, rate=2.0, count=3, seed=1)
+    assert stream.facts["tokens"] == "as recorded"
+    for i in range(3):
+        assert np.array_equal(stream.tokens(i), trace.tokens(i))
+    deep = stream.pinned(1)[0]
+    assert stream.reusable[:, 1].min() >= 4
+    assert prefix_tokens(deep, stream.tokens(0)) >= stream.reusable[0, 1]
+    with pytest.raises(ScenarioError, match=r"they need engine\.reuse: pinned"):
+        again = found.scenario.with_field("engine.reuse", "any")
+        build_stream(again, rate=2.0, count=3, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"rate": 0}, "rate"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens 9 is above max_tokens 8"),
+        ({"agents": {"share": 0}, "retrieval": {"share": 0}, "chat": {"share": 0}}, "all 0"),
+        ({"retrieval": {"document_tokens": [9, 3]}}, "9 to 3 is not a range"),
+        ({"agents": {"prefix_tokens": []}}, r"agents\.prefix_tokens"),
+        ({"agent": {}}, "agent: unknown key"),
+    ],
+)
+def test_impossible_knobs_are_named(knobs: dict[str, object], message: str, tmp_path: Path) -> None:
+    (tmp_path / "knobs.yaml").write_text(json.dumps(knobs))
+    with pytest.raises(ScenarioError, match=rf"knobs\.yaml: .*{message}"):
+        SyntheticSpec.load(tmp_path / "knobs.yaml")
+
+
+def test_knobs_shape_what_is_shared() -> None:
+    """Zipf popularity, documents and turns move the sharing the way they say."""
+    base = SyntheticSpec(requests=250, agents={"share": 0}, chat={"share": 0})
+
+    def hits(**knobs: float) -> float:
+        made = synthetic_trace(base.changed({"retrieval": {**knobs, "share": 1.0}}))
+        found = statistics(made).prefixes
+        assert found is not None
+        return found.hit_ratio_tokens
+
+    assert hits(documents=5) > hits(documents=40) > hits(documents=4000)
+    assert hits(documents=400, popularity=2.0) > hits(documents=400, popularity=0.0)
+    talk = SyntheticSpec(requests=250, retrieval={"share": 0}, chat={"share": 0})
+    long = synthetic_trace(talk.changed({"agents": {"turns": 8.0, "share": 1.0}}))
+    short = synthetic_trace(talk.changed({"agents": {"turns": 1.0, "share": 1.0}}))
+    assert long.turn.max() > 2 and short.turn.max() == 1
+
+
+def test_a_token_scale_says_what_it_does_to_the_hits(synthetic: Trace) -> None:
+    same = scale_statistics(synthetic, 1.0, 1)
+    # Only the last token, which an engine always computes, is lost.
+    assert same.hit_ratio_scaled == pytest.approx(same.hit_ratio_recorded, abs=2e-3)
+    coarse = scale_statistics(synthetic, 0.25, 64)
+    assert coarse.hit_ratio_scaled < scale_statistics(synthetic, 0.25, 8).hit_ratio_scaled
+    assert coarse.hit_ratio_recorded == same.hit_ratio_recorded
+    for scale, block in ((0.0, 16), (float("nan"), 16), (1.0, 0)):
+        with pytest.raises(ScenarioError, match="is not a number"):
+            scale_statistics(synthetic, scale, block)
+
+
+def test_drawn_tokens_keep_clear_of_the_models_special_ones(
+    synthetic: Trace, tmp_path: Path
+) -> None:
+    specials = [{"id": i, "special": True} for i in (0, 1, 300, 999, 90_000)]
+    (tmp_path / "model").mkdir()
+    file = tmp_path / "model" / "tokenizer.json"
+    file.write_text(json.dumps({"added_tokens": [*specials, {"id": 2000, "special": False}]}))
+    write_trace(synthetic, tmp_path / "t.jsonl")
+    spec = WorkloadSpec(trace=str(tmp_path / "t.jsonl"))
+    plain = derived(synthetic, workload=spec).scenario
+    there = plain.with_field("engine.model", str(tmp_path / "model"))
+    for scenario, same in ((plain, there), (plain.replace(workload=None), None)):
+        same = same or there.replace(workload=None)
+        a = build_stream(scenario, rate=3.0, count=40, seed=5)
+        b = build_stream(same, rate=3.0, count=40, seed=5)
+        for i in range(40):
+            assert np.array_equal(b.tokens(i), a.tokens(i) + 744)
+            assert b.tokens(i).min() >= 1000 and b.tokens(i).max() < 90_000
+        for x, y in zip(a.pinned(1), b.pinned(1), strict=True):
+            assert np.array_equal(y, x + 744)
+    file.write_text("{}}")
+    with pytest.raises(TraceError, match=r"tokenizer\.json: not a tokenizer"):
+        build_stream(there, rate=3.0, count=2, seed=5)

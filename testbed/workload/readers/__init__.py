@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import orjson
 
 from testbed.workload.source import Source
 from testbed.workload.trace import Trace
+
+LOOKED_AT = 20
+"""Lines among which detection looks for a JSON object: the first may be a broken one."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +36,25 @@ class Reader:
 
 @dataclass(frozen=True)
 class Head:
-    """What detection looks at: the first line, as a JSON object or as CSV column names."""
+    """What detection looks at: the first JSON object among the first lines, and the first line
+    as CSV column names."""
 
     fields: dict[str, Any]
     columns: tuple[str, ...]
 
     @classmethod
     def of(cls, source: Source) -> Head:
-        line = source.first_line()
-        try:
-            value = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            text = line.decode("utf-8", errors="replace")
-            return cls({}, tuple(c.strip().strip('"') for c in text.split(",")))
-        return cls(value if isinstance(value, dict) else {}, ())
+        columns: tuple[str, ...] = ()
+        for _, line in islice(source.lines(), LOOKED_AT):
+            try:
+                value = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                text = line.decode("utf-8", errors="replace")
+                columns = columns or tuple(c.strip().strip('"') for c in text.split(","))
+                continue
+            if isinstance(value, dict):
+                return cls(value, columns)
+        return cls({}, columns)
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class ReadOptions:
     Attributes
     ----------
     skip_bad : count bad rows in place of raising
-    block_size : tokens per block where the format records tokens or text, not blocks
+    block_size : tokens per block where they are not the format's own
     tokenizer : for text, a callable of messages or text that gives token ids, or a directory
     """
 

@@ -42,9 +42,9 @@ def read(source: Source, options: ReadOptions) -> Trace:
             asked = whole(cells[where["Request tokens"]], "Request tokens")
             answered = whole(cells[where["Response tokens"]], "Response tokens")
             if asked >= 0 and answered == 0:
-                raise BadRow("no response tokens: a failed request")
+                raise BadRow("no response tokens: a failed request", "failed")
         except BadRow as error:
-            builder.bad(line, str(error), "failed" if "failed" in str(error) else "malformed")
+            builder.bad(line, error)
             continue
         session = optional(cells, "Session ID")
         if session is not None:

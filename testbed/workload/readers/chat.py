@@ -2,9 +2,11 @@
 
 Each line is a request ``{"messages": [...], ...}`` or a line of OpenAI's batch format, with the
 request under ``body``. What is read beside it: a time in seconds (``timestamp``, ``created`` or
-``arrival``), the answer's length (``usage.completion_tokens``, ``output_tokens``, a last message
-of the assistant, or ``max_tokens``), ``tools``, ``model``, ``user`` and a session
-(``session_id``, ``conversation_id`` or ``session``).
+``arrival``), the answer's length (``usage.completion_tokens``, ``output_tokens``, the recorded
+answer, or ``max_tokens``), ``tools``, ``model``, ``user`` and a session (``session_id``,
+``conversation_id`` or ``session``). A last message of the assistant is the recorded answer, text
+or tool calls, and no part of the prompt. Where ``usage.prompt_tokens`` stands as well, the notes
+say how many tokens it counts and how many this tokeniser finds in the same prompts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from testbed.workload.builder import BadRow, TraceBuilder
 from testbed.workload.readers import Head, Reader, ReadOptions
 from testbed.workload.readers.json_rows import json_rows
 from testbed.workload.source import Source
-from testbed.workload.tokenizers import ChatTokenizer, chat_tokenizer
+from testbed.workload.tokenizers import ChatTokenizer, chat_tokenizer, plain
 from testbed.workload.trace import Trace
 
 BLOCK_SIZE = 16
@@ -43,6 +45,7 @@ def read(source: Source, options: ReadOptions) -> Trace:
     builder.notes.update(tokenizer=tokenizer.name, chat_template=tokenizer.template)
     blocks = TokenBlocks(builder.block_size)
     lengths: Counter[str] = Counter()
+    prompts: Counter[str] = Counter()
     turns: Counter[str] = Counter()
     timed: bool | None = None
     for number, row in json_rows(source, builder):
@@ -51,13 +54,14 @@ def read(source: Source, options: ReadOptions) -> Trace:
             messages = _messages(body)
             time = _first(row, body, TIMES)
             if timed is not None and timed != (time is not None):
-                raise BadRow("times on some rows only")
-            output, kind = _output(row, body, messages, tokenizer)
-            if kind == "the recorded answer":
+                raise BadRow("times on some rows only", "bad time")
+            answer = messages[-1] if messages[-1]["role"] == "assistant" else None
+            output, kind = _output(row, body, answer, tokenizer)
+            if answer is not None:
                 messages = messages[:-1]
             tokens = array("i", _tokenised(tokenizer, messages, body.get("tools")))
         except BadRow as error:
-            builder.bad(number, str(error))
+            builder.bad(number, error)
             continue
         timed = time is not None
         session = _first(row, body, SESSIONS)
@@ -65,6 +69,9 @@ def read(source: Source, options: ReadOptions) -> Trace:
         if name is not None:
             turns[name] += 1
         lengths[kind] += 1
+        counted = row["usage"].get("prompt_tokens") if isinstance(row.get("usage"), dict) else None
+        if type(counted) is int:
+            prompts.update(recorded=counted, found=len(tokens))
         builder.add(
             number,
             arrival=0.0 if time is None else time,
@@ -78,6 +85,8 @@ def read(source: Source, options: ReadOptions) -> Trace:
             turn=turns[name] if name is not None else 0,
         )
     builder.notes["output_lengths_from"] = dict(lengths)
+    if prompts:
+        builder.notes["prompt_tokens"] = dict(prompts)
     if timed is False:
         builder.notes["arrivals"] = "none recorded"
     return builder.finish()
@@ -90,6 +99,12 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRow("a message without a role")
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        if not isinstance(content, str | list | None) or not all(
+            isinstance(part, dict) and isinstance(part.get("type"), str) for part in parts
+        ):
+            raise BadRow("a message's content is neither text nor a list of typed parts")
     return messages
 
 
@@ -106,7 +121,7 @@ def _tokenised(tokenizer: ChatTokenizer, messages: list[dict[str, Any]], tools: 
 def _output(
     row: dict[str, Any],
     body: dict[str, Any],
-    messages: list[dict[str, Any]],
+    answer: dict[str, Any] | None,
     tokenizer: ChatTokenizer,
 ) -> tuple[int, str]:
     usage = row.get("usage")
@@ -114,12 +129,11 @@ def _output(
         return usage["completion_tokens"], "usage"
     if (given := _first(row, body, ("output_tokens",))) is not None:
         return given, "output_tokens"
-    last = messages[-1]
-    if last["role"] == "assistant" and isinstance(last.get("content"), str):
-        return max(1, len(tokenizer.text(last["content"]))), "the recorded answer"
+    if answer is not None and (text := plain(answer.get("content"), answer.get("tool_calls"))):
+        return max(1, len(tokenizer.text(text))), "the recorded answer"
     if (limit := _first(row, body, ("max_completion_tokens", "max_tokens"))) is not None:
         return limit, "the limit max_tokens"
-    raise BadRow("nothing says how long the answer was")
+    raise BadRow("nothing says how long the answer was", "no output length")
 
 
 def _first(row: dict[str, Any], body: dict[str, Any], names: tuple[str, ...]) -> Any:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 
 from testbed.errors import TraceError
 from testbed.workload.builder import BadRow, TraceBuilder
 from testbed.workload.source import Source
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def header(source: Source, *required: str) -> dict[str, int]:
@@ -67,7 +70,6 @@ def number(text: str, what: str) -> int | float:
         return whole(text, what)
     except BadRow:
         pass
-    try:
-        return float(text)
-    except ValueError:
-        raise BadRow(f"the {what} {text[:40]!r} is not a number") from None
+    if _NUMBER.fullmatch(text) is None:
+        raise BadRow(f"the {what} {text[:40]!r} is not a number")
+    return float(text)

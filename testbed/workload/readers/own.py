@@ -3,12 +3,14 @@
 Header: ``{"format": "edge-serving-trace", "version": 1, "block_size": 32}``. Request:
 ``{"arrival": s, "input_tokens": n, "output_tokens": n, "blocks": [...]}`` and, where known,
 ``session``, ``type``, ``tenant``, ``adapter``, ``turn`` and ``tokens`` (the token ids). A chain
-may cover less than the prompt; the rest is the request's own text.
+may cover less than the prompt; the rest is the request's own text. Fields of other names are
+refused, and so are token ids that differ where two chains say that they are equal.
 """
 
 from __future__ import annotations
 
 import gzip
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import zstandard
 
 from testbed.errors import TraceError
 from testbed.outcome import dump_json, write_atomically
-from testbed.workload.builder import TraceBuilder
+from testbed.workload.builder import BadRow, TraceBuilder, token_array
 from testbed.workload.readers import Head, Reader, ReadOptions
 from testbed.workload.readers.json_rows import json_rows, missing
 from testbed.workload.source import Source
@@ -26,6 +28,8 @@ from testbed.workload.trace import Trace
 FORMAT = "edge-serving-trace"
 VERSION = 1
 _LABELS = ("session", "type", "tenant", "adapter")
+_REQUIRED = ("arrival", "input_tokens", "output_tokens")
+_KNOWN = {*_REQUIRED, *_LABELS, "blocks", "turn", "tokens"}
 
 
 def matches(head: Head) -> bool:
@@ -54,10 +58,13 @@ def read(source: Source, options: ReadOptions) -> Trace:
     )
     if isinstance(header.get("notes"), dict):
         builder.notes.update(header["notes"])
-    rows = json_rows(source, builder, exact="blocks", skip=1)
-    for number, row in rows:
-        if (absent := missing(row, "arrival", "input_tokens", "output_tokens")) is not None:
+    texts = _Texts(size)
+    for number, row in json_rows(source, builder, exact="blocks", skip=1):
+        if (absent := missing(row, *_REQUIRED)) is not None:
             builder.bad(number, f"no field {absent!r}")
+            continue
+        if not row.keys() <= _KNOWN:
+            builder.bad(number, f"unknown field {min(row.keys() - _KNOWN)!r}")
             continue
         blocks, tokens = row.get("blocks", []), row.get("tokens")
         if not isinstance(blocks, list) or not isinstance(tokens, list | None):
@@ -66,6 +73,13 @@ def read(source: Source, options: ReadOptions) -> Trace:
         labels = {k: row.get(k) for k in _LABELS}
         if not all(v is None or isinstance(v, str) for v in labels.values()):
             builder.bad(number, "session, type, tenant and adapter must be strings")
+            continue
+        try:
+            if tokens is not None:
+                tokens = token_array(tokens, row["input_tokens"])
+                texts.check(blocks, tokens)
+        except BadRow as error:
+            builder.bad(number, error)
             continue
         builder.add(
             number,
@@ -78,6 +92,23 @@ def read(source: Source, options: ReadOptions) -> Trace:
             **labels,
         )
     return builder.finish()
+
+
+class _Texts:
+    """What the token ids say of every block id, in a trace that records both."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._text: dict[Any, bytes] = {}
+
+    def check(self, ids: list[Any], tokens: array[int]) -> None:
+        """Raises :class:`BadRow` where an id stood for other tokens before."""
+        if not set(map(type, ids)) <= {int, str}:
+            return  # the builder refuses them
+        for k, block in enumerate(ids):
+            text = tokens[k * self.size : (k + 1) * self.size].tobytes()
+            if self._text.setdefault(block, text) != text:
+                raise BadRow(f"block {block!r} stood for other tokens before")
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:

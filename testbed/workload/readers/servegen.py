@@ -37,7 +37,7 @@ def read(source: Source, options: ReadOptions) -> Trace:
             arrival = number(cells[at], "time")
             lengths = whole(cells[asked], "input_tokens"), whole(cells[answered], "output_tokens")
         except BadRow as error:
-            builder.bad(line, str(error))
+            builder.bad(line, error)
             continue
         builder.add(
             line,

@@ -38,7 +38,7 @@ def read(source: Source, options: ReadOptions) -> Trace:
         try:
             tokens = token_array(row["input_tok_ids"], row["input_toks"])
         except BadRow as error:
-            builder.bad(number, str(error))
+            builder.bad(number, error)
             continue
         builder.add(
             number,

@@ -68,7 +68,7 @@ def read(source: Source, options: ReadOptions) -> Trace:
                 raise BadRow("no column 'id' or 'session_id'")
             sessions.setdefault(cells[key], []).append(_round(line, cells, where))
         except BadRow as error:
-            builder.bad(line, str(error))
+            builder.bad(line, error)
     fresh = count()
     outside = 0
     for name, found in sessions.items():
@@ -101,6 +101,8 @@ def read(source: Source, options: ReadOptions) -> Trace:
                 state.context = whole_blocks + [next(fresh) for _ in range(longer)]
                 state.context_tokens = tokens + at.output
             state.waited += at.wait
+    if "arrival_time" not in where:
+        builder.notes["arrivals"] = "none recorded"
     if rounds:
         builder.notes["round_times"] = "session arrival plus tool waits; serving time not counted"
         if outside:
