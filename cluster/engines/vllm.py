@@ -29,6 +29,7 @@ from cluster.engines.base import (
 )
 from cluster.engines.device_time_clock import Ledger, prepare_owner
 from cluster.engines.pinned_blocks import PinnedBlocks
+from cluster.engines.spawn import script_hidden
 from cluster.engines.step_log import STEP_LOG_VARIABLE
 from testbed.errors import EngineError
 
@@ -126,7 +127,8 @@ class VllmEngine(Engine):
             return AsyncLLM.from_vllm_config(options, stat_loggers=[self._stat_logger()])
 
         try:
-            self._engine = build()
+            with script_hidden():
+                self._engine = build()
         except (ValueError, RuntimeError, OSError) as error:
             self._drop_ledger()
             reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
