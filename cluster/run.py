@@ -219,7 +219,13 @@ def observe(
         "workload": stream.facts,
     }
     outcome = summarise(
-        scenario, system, tally, seed=seed, warnings=warnings, environment=environment_facts
+        scenario,
+        system,
+        tally,
+        seed=seed,
+        warnings=warnings,
+        environment=environment_facts,
+        stream=stream.fingerprint(seed),
     )
     median = outcome.ttft.quantiles.get("0.5", float(np.median(served.ttft)))
     invalid = None

@@ -86,6 +86,14 @@ class Curve(_Data):
     probability: tuple[float, ...]
 
 
+class Series(_Data):
+    """TTFT of one request after the other: two answers to the same requests are compared by it."""
+
+    stream: str = Field(description="fingerprint of the requests; equal only for the same ones")
+    first: int = Field(default=0, description="number of the first request here in the stream")
+    ttft: tuple[float | None, ...] = Field(description="s; none where the request has none")
+
+
 class Outcome(_Data):
     """The answer to one scenario, whichever way it was asked."""
 
@@ -114,6 +122,7 @@ class Outcome(_Data):
         default_factory=dict, description="95 % interval of a figure, by its dotted path"
     )
     curve: Curve | None = None
+    series: Series | None = None
     valid: bool = True
     invalid_reason: str | None = None
     warnings: tuple[str, ...] = ()
@@ -132,7 +141,7 @@ class Outcome(_Data):
 
     def figure(self, path: str) -> float:
         """The figure at a dotted path, ``ttft.quantiles.0.99``; raises :class:`OutcomeError`."""
-        for key, value in flatten(self.model_dump(exclude={"scenario", "environment"})):
+        for key, value in flatten(self.model_dump(exclude={"scenario", "environment", "series"})):
             if key == path and isinstance(value, int | float):
                 return float(value)
         raise OutcomeError(f"{self.scenario_name}: no figure {path!r} in this outcome")

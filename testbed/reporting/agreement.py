@@ -42,6 +42,7 @@ class Agreement:
     interval : 95 % interval of that difference; None where neither side has one
     noise, noise_percent : half the interval's width, in the unit and in per cent of m
     within : the interval holds 0: the difference could be noise
+    paired : requests that both sides served, where noise is that of their differences
     """
 
     error_percent: float | None
@@ -51,16 +52,26 @@ class Agreement:
     noise_percent: float | None
     within: bool | None
     status: Status
+    paired: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
 
 
-def agree(answer: Reading, reference: Reading, *, probability: bool) -> Agreement:
+def agree(
+    answer: Reading,
+    reference: Reading,
+    *,
+    probability: bool,
+    halves: Interval | None = None,
+    paired: int = 0,
+) -> Agreement:
     """Hold ``answer`` (p) against ``reference`` (m).
 
     Where only the reference has an interval, ``within`` says whether p lies in it. Where both
-    have one, their halves facing each other are added in quadrature (independent errors).
+    have one, their halves facing each other are added in quadrature (independent errors), unless
+    ``halves`` says how far the interval of p − m reaches below and above it: they then stand for
+    ``paired`` requests that both served.
 
     Parameters
     ----------
@@ -75,18 +86,23 @@ def agree(answer: Reading, reference: Reading, *, probability: bool) -> Agreemen
         unbounded = -100.0 if math.isinf(m) else math.inf
         return Agreement(unbounded, difference, None, None, None, False, "unbounded")
     error = _percent(difference, m)
-    if reference.interval is None and answer.interval is None:
+    if reference.interval is None and answer.interval is None and halves is None:
         return Agreement(error, difference, None, None, None, None, "no interval")
-    answer_below, answer_above = _halves(answer)
-    reference_below, reference_above = _halves(reference)
-    below = math.hypot(answer_below, reference_above)
-    above = math.hypot(answer_above, reference_below)
+    if halves is None:
+        paired = 0
+        answer_below, answer_above = _halves(answer)
+        reference_below, reference_above = _halves(reference)
+        halves = (
+            math.hypot(answer_below, reference_above),
+            math.hypot(answer_above, reference_below),
+        )
+    below, above = halves
     within = -above <= difference <= below
     noise = (below + above) / 2
     noise_percent = _percent(noise, abs(m))
     status = _status(within, error, difference, noise, noise_percent, probability)
     interval = (difference - below, difference + above)
-    return Agreement(error, difference, interval, noise, noise_percent, within, status)
+    return Agreement(error, difference, interval, noise, noise_percent, within, status, paired)
 
 
 def _status(

@@ -17,6 +17,7 @@ from testbed.errors import OutcomeError, ScenarioError
 from testbed.outcome import Outcome, dump_json, flatten
 from testbed.reporting.agreement import Agreement, Reading, agree
 from testbed.reporting.drift import drift, drift_words
+from testbed.reporting.paired import Paired
 from testbed.reporting.quantities import Quantity, quantities, readings
 from testbed.reporting.verdict import Judged, Verdict, judge
 from testbed.reporting.wording import answers
@@ -248,7 +249,8 @@ def _case(policy: str, load: float | None, outcomes: list[Outcome]) -> Case:
     ordered = sorted(outcomes, key=lambda o: (KINDS.index(o.kind), not o.valid))
     labels = answers(ordered)
     read = [readings(o) for o in ordered]
-    rows = tuple(_row(q, [r.get(q) for r in read]) for q in quantities(ordered))
+    pairs = [None, *(Paired.of(o, ordered[0]) for o in ordered[1:])]
+    rows = tuple(_row(q, [r.get(q) for r in read], pairs) for q in quantities(ordered))
     return Case(
         policy,
         load,
@@ -259,13 +261,19 @@ def _case(policy: str, load: float | None, outcomes: list[Outcome]) -> Case:
     )
 
 
-def _row(quantity: Quantity, found: list[Reading | None]) -> Row:
+def _row(quantity: Quantity, found: list[Reading | None], pairs: Sequence[Paired | None]) -> Row:
     reference = found[0]
     agreements = tuple(
         None
         if i == 0 or reading is None or reference is None
-        else agree(reading, reference, probability=quantity.probability)
-        for i, reading in enumerate(found)
+        else agree(
+            reading,
+            reference,
+            probability=quantity.probability,
+            halves=None if pair is None else pair.halves(quantity),
+            paired=0 if pair is None else len(pair),
+        )
+        for i, (reading, pair) in enumerate(zip(found, pairs, strict=True))
     )
     return Row(quantity, tuple(found), agreements)
 

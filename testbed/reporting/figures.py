@@ -213,7 +213,7 @@ def _whiskers(
     a = agreement
     if answer is None or reference is None or a.interval is None or a.error_percent is None:
         return 0.0, 0.0
-    if answer.interval is None and reference.interval is not None:
+    if answer.interval is None and reference.interval is not None and not a.paired:
         low, high = reference.interval
         least = 100 * (answer.value / high - 1) if high > 0 else -math.inf
         most = 100 * (answer.value / low - 1) if low > 0 else math.inf

@@ -69,8 +69,10 @@ TERMS = (
     (
         "noise",
         "±%, ±points",
-        "Half the width of the 95 % interval of that difference. Agreement within a wide noise "
-        "is no evidence. Of twenty figures of a perfect model, one is expected outside.",
+        "Half the width of the 95 % interval of that difference. Where both answers served the "
+        "same requests it is taken from the differences request by request, else from both sides "
+        "as if independent. Agreement within a wide noise is no evidence. Of twenty figures of a "
+        "perfect model, one is expected outside.",
     ),
     (
         "drift",

@@ -62,6 +62,11 @@ def judge(
     split = answer.feasible != reference.feasible
     grounds = [*_doubts(names[0], answer), *_doubts(names[1], reference)]
     grounds += _counted(judged)
+    if shared := max((f.agreement.paired for f in judged), default=0):
+        grounds.append(
+            f"Both served the same {shared:,} requests: the noise of TTFT is that of their "
+            "differences, request by request."
+        )
     if (worst := _worst(judged)) is not None:
         grounds.append(worst)
     grounds += _explained(reference, judged)

@@ -45,6 +45,7 @@ class NetworkRun:
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     random_layout: bool = False
+    stream: str | None = None
 
 
 def simulate_network(
@@ -251,6 +252,7 @@ def describe(
         )
     if traffic.stream is not None:
         facts["workload"] = traffic.stream.facts
+        run.stream = traffic.fingerprint
     facts["requests_per_second"] = traffic.rate
     facts["virtual_seconds"] = traffic.seconds
 

@@ -112,6 +112,7 @@ def simulate(
         seed=seed,
         warnings=tuple(warnings),
         extra={"simulation": facts},
+        stream=parts[0].stream if len(parts) == 1 else None,
         environment={
             "testbed": testbed.__version__,
             "python": platform.python_version(),
@@ -135,6 +136,7 @@ class Replication:
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     random_layout: bool = False
+    stream: str | None = None
 
 
 def replicate(
@@ -174,7 +176,7 @@ def replicate(
             progress=progress,
         )
         run.facts, run.warnings = engines.facts, [*warning, *engines.warnings]
-        run.random_layout = engines.random_layout
+        run.random_layout, run.stream = engines.random_layout, engines.stream
         run.facts["node_model"] = "engine"
         run.dropped, run.stationary = tally.trim()
         return run
@@ -210,7 +212,7 @@ def replicate(
             progress=progress,
         )
         run.facts, run.warnings = network.facts, [*warning, *network.warnings]
-        run.random_layout = network.random_layout
+        run.random_layout, run.stream = network.random_layout, network.stream
     run.facts["node_model"] = law.name
     run.dropped, run.stationary = tally.trim()
     return run

@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from testbed.outcome import Counts, Outcome, Tier, Ttft, figure_key
+from testbed.outcome import Counts, Outcome, Series, Tier, Ttft, figure_key
 from testbed.scenario import Scenario
 from testbed.simulation.intervals import LEVEL, Interval
 from testbed.simulation.system import System
 from testbed.simulation.tally import EXACT_LIMIT, RELATIVE_BIN, Tally
+
+SERIES_LIMIT = 20_000
+"""Requests up to which an outcome keeps every TTFT."""
 
 
 def summarise(
@@ -22,8 +25,12 @@ def summarise(
     warnings: tuple[str, ...] = (),
     extra: dict[str, Any] | None = None,
     environment: dict[str, Any] | None = None,
+    stream: str | None = None,
 ) -> Outcome:
     """Figures, intervals and verdict of a simulated scenario.
+
+    ``stream`` is the fingerprint of the requests; with it the outcome keeps up to
+    ``SERIES_LIMIT`` of their TTFTs.
 
     A tier is called unstable when its offered load, requests times occupancy over servers, is 1
     or more: its delays then grow with the length of the run and mean nothing beyond it. TTFT is
@@ -127,6 +134,7 @@ def summarise(
         requests=counts,
         confidence=confidence,
         curve=tally.curve() if something else None,
+        series=None if stream is None else _series(tally, stream),
         valid=something,
         invalid_reason=None if something else "no request was completed",
         warnings=warnings,
@@ -143,6 +151,16 @@ def summarise(
             **(extra or {}),
         },
         environment=environment or {},
+    )
+
+
+def _series(tally: Tally, stream: str) -> Series | None:
+    if tally.exact is None or tally.requests > SERIES_LIMIT:
+        return None
+    return Series(
+        stream=stream,
+        first=tally.requests - len(tally.exact),
+        ttft=tuple(round(x, 6) if x == x else None for x in tally.exact.tolist()),
     )
 
 

@@ -122,6 +122,11 @@ class Traffic:
                 place += n
 
     @property
+    def fingerprint(self) -> str | None:
+        """Of the trace's requests, as every run of the same ones has it."""
+        return None if self.stream is None else self.stream.fingerprint(self._seed)
+
+    @property
     def seconds(self) -> float:
         """Between the first and the last measured request."""
         return self.last - self.first
