@@ -27,11 +27,12 @@ class ChatTokenizer:
 
 
 def chat_tokenizer(given: Any) -> ChatTokenizer:
-    """From a callable of text, a tokeniser object, a ``tokenizer.json`` or a model directory.
+    """From a callable of text, a tokeniser object, a ``tokenizer.json``, a model directory, or one
+    of Mistral's files (``*.model.v3``, ``tekken*.json``).
 
-    An object with ``apply_chat_template`` (transformers) uses its own template; anything else
-    gets ChatML: ``<|im_start|>role``, content, ``<|im_end|>`` for every message, and the opening
-    of the assistant's. Nothing is downloaded.
+    An object with ``apply_chat_template`` (transformers) and Mistral's files use their own
+    template; anything else gets ChatML: ``<|im_start|>role``, content, ``<|im_end|>`` for every
+    message, and the opening of the assistant's. Nothing is downloaded.
 
     Raises
     ------
@@ -150,6 +151,8 @@ def _load(path: Path) -> ChatTokenizer:
             from transformers import AutoTokenizer
 
             return chat_tokenizer(AutoTokenizer.from_pretrained(path, local_files_only=True))
+        if ".model" in path.suffixes or path.name.startswith("tekken"):
+            return _mistral(path)
         from tokenizers import Tokenizer
 
         loaded = chat_tokenizer(Tokenizer.from_file(str(path)))
@@ -161,3 +164,19 @@ def _load(path: Path) -> ChatTokenizer:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path}: not a tokenizer: {reason[:200]}") from None
     return ChatTokenizer(path.name, loaded.template, loaded.prompt, loaded.text)
+
+
+def _mistral(path: Path) -> ChatTokenizer:
+    from mistral_common.protocol.instruct.request import ChatCompletionRequest
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    loaded = MistralTokenizer.from_file(str(path))
+    plain_text = loaded.instruct_tokenizer.tokenizer
+
+    def prompt(messages: Sequence[Message], tools: Any) -> list[int]:
+        request = ChatCompletionRequest.from_openai(list(messages), tools=tools)
+        return list(loaded.encode_chat_completion(request).tokens)
+
+    return ChatTokenizer(
+        path.name, "own", prompt, lambda text: list(plain_text.encode(text, bos=False, eos=False))
+    )

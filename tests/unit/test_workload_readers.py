@@ -340,6 +340,39 @@ def test_real_tokenizers_count_and_share(read: Callable[..., Trace], tmp_path: P
     assert trace.output_tokens[1] == len(tokenizer.encode("one two three").ids)
 
 
+def test_a_tokenizer_that_ships_in_a_package_reads_tools_and_parts(
+    read: Callable[..., Trace],
+) -> None:
+    package = pytest.importorskip("mistral_common", reason="mistral_common is not there")
+    file = Path(package.__file__).parent / "data" / "mistral_instruct_tokenizer_240323.model.v3"
+    if not file.exists():
+        pytest.skip(f"{file.name} is not in the package")
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    ask = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "what time is it there?"}]},
+    ]
+    done = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "noon"},
+    ]
+    answer = {"role": "assistant", "content": "one two three"}
+    rows = [
+        {"timestamp": 0, "tools": tools, "output_tokens": 9, "messages": ask},
+        {"timestamp": 1, "tools": tools, "messages": [*ask, *done, answer]},
+        {"timestamp": 2, "output_tokens": 1, "messages": [{"role": "nobody", "content": "?"}]},
+    ]  # fmt: skip
+    with pytest.raises(TraceError, match=r":3: the chat template refuses the messages"):
+        read(jsonl(rows), tokenizer=file)
+    trace = read(jsonl(rows), tokenizer=file, skip_bad=True, block_size=8)
+    assert trace.facts.notes["tokenizer"] == file.name
+    assert trace.facts.notes["chat_template"] == "own"
+    assert trace.output_tokens.tolist() == [9, 3]
+    first, second = trace.tokens(0), trace.tokens(1)
+    assert first[0] == second[0] == 1 and len(second) > len(first)
+
+
 # --- order, identity, refusal ------------------------------------------------------------------
 
 
