@@ -13,6 +13,10 @@ class ScenarioError(TestbedError, ValueError):
     """A scenario that cannot be used; the message starts with the field's path."""
 
 
+class OutOfRangeError(ScenarioError):
+    """A load beyond what a fitted model was fitted on."""
+
+
 class TraceError(TestbedError, ValueError):
     """A trace that cannot be read; the message starts with ``file:line``."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from testbed.cli import answers, demo, measure, planning, workloads
+from testbed.cli import answers, delay_maps, demo, measure, planning, workloads
 
 COMMANDS: dict[str, Callable[..., None]] = {
     **demo.COMMANDS,
@@ -14,6 +14,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     **measure.COMMANDS,
     **answers.COMMANDS,
     **planning.COMMANDS,
+    **delay_maps.COMMANDS,
 }
 """Name on the command line -> function, in the order of the help page."""
 

@@ -27,7 +27,7 @@ from testbed.simulation.engine_network import engine_config
 from testbed.simulation.queue import waits
 from testbed.simulation.service import ServiceLaw, service_law
 from testbed.simulation.system import System
-from testbed.step_time import OperatorStepTime, StepTime
+from testbed.step_time import AnyStepTime
 from testbed.theory.delay import get_delay_model
 from testbed.theory.delay.base import DelayModel
 from testbed.theory.delay.delay_map import MIX_TOLERANCE, DelayMap, DelayMapFile, DelayTable
@@ -50,7 +50,7 @@ def delay_map(
     requests: int = 100_000,
     seed: int = 0,
     loads: Sequence[float] = LOADS,
-    step_time: StepTime | OperatorStepTime | None = None,
+    step_time: AnyStepTime | Sequence[AnyStepTime] | None = None,
     rounds: int = 3,
     progress: Callable[[int], None] | None = None,
 ) -> DelayMapFile:
@@ -60,7 +60,8 @@ def delay_map(
     ----------
     requests : simulated at each load, warm-up of a tenth included
     loads : shares of the node's capacity, rising within (0, 1)
-    step_time : the nodes are engine models with it; without, queues as ``simulation.node_model``
+    step_time : the nodes are engine models with it, or with each profile's; without, queues as
+        ``simulation.node_model``
     rounds : most times that the map is made for the mix that it leads to
     progress : called with counts of simulated requests
 
@@ -74,10 +75,11 @@ def delay_map(
         raise ScenarioError(f"loads: {tuple(loads)} are not rising within (0, 1)")
     if requests < 1000:
         raise ScenarioError(f"requests: {requests} are too few for a table; give 1,000 or more")
+    each = step_time if isinstance(step_time, Sequence) else [step_time] * len(scenario.profiles)
     mix = tier_mixes(scenario, get_delay_model("erlang_c"))
     for _ in range(max(1, rounds)):
         tables = [
-            _table(scenario, s, mix[:, s], requests, seed, shares, step_time, progress)
+            _table(scenario, s, mix[:, s], requests, seed, shares, each[s], progress)
             for s in range(len(scenario.profiles))
             if scenario.profiles[s].fraction > 0
         ]
@@ -124,7 +126,7 @@ def _table(
     requests: int,
     seed: int,
     shares: np.ndarray,
-    step_time: StepTime | OperatorStepTime | None,
+    step_time: AnyStepTime | None,
     progress: Callable[[int], None] | None,
 ) -> DelayTable:
     system, spec = System.of(scenario), scenario.simulation or SimulationSpec()
@@ -173,7 +175,7 @@ def _engine_node(
     s: int,
     kind: np.ndarray,
     seed: int,
-    step_time: StepTime | OperatorStepTime,
+    step_time: AnyStepTime,
 ) -> _Node:
     config = engine_config(scenario, s)
     prefill = profile_prefill(scenario, scenario.profiles[s])
@@ -197,12 +199,12 @@ def _engine_node(
         delay = trace.ttft - prefill_time(prefill, tokens - cached, cached)
         return np.where(np.abs(delay) < NOISE, 0.0, delay)
 
-    return _Node(_saturation(config, step_time, tokens, outputs, reuse), excess)
+    return _Node(saturation(config, step_time, tokens, outputs, reuse), excess)
 
 
-def _saturation(
+def saturation(
     config: EngineConfig,
-    step_time: StepTime | OperatorStepTime,
+    step_time: AnyStepTime,
     tokens: np.ndarray,
     outputs: np.ndarray,
     reuse: np.ndarray,

@@ -388,5 +388,5 @@ def test_the_registry_names_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"seconds\.txt:2: 'fast'"):
         get_delay_model(f"phase_type:{path}")
     for name in DELAY_MODELS:
-        if name not in ("delay_map",):
+        if name not in ("delay_map", "learned_map"):
             assert isinstance(get_delay_model(name), DelayModel)
