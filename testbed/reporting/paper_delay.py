@@ -22,6 +22,8 @@ from testbed.theory.system import System
 
 DEPTHS = 33
 """Cached depths of Fig. 7."""
+LONGER = (1.0, 4.0, 16.0, 64.0)
+"""Decode steps, as multiples of those of Fig. 7, at which the capacity over the depth is found."""
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Loads of Fig. 8, shares of the greatest load-aware intensity."""
 LONG_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
@@ -38,12 +40,18 @@ DENSITIES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 def capacities(case: DelayCase) -> dict[str, Any]:
     """Greatest intensities, requests/s per km²: of each policy, and of each uniform depth."""
     each = {p: case.greatest_unaware(p, case.system) for p in POLICIES if p != "load_aware"}
+    return {**each, "load_aware": case.greatest(), "uniform": uniform_capacity(case)}
+
+
+def uniform_capacity(case: DelayCase) -> list[float]:
+    """Greatest intensity over the cached depth, 0 where nothing fits."""
     systems = uniform_systems(case)
-    return {
-        **each,
-        "load_aware": case.greatest(),
-        "uniform": [0.0 if s is None else case.greatest_unaware("nearest", s) for s in systems],
-    }
+    return [0.0 if s is None else case.greatest_unaware("nearest", s) for s in systems]
+
+
+def output_capacity(case: DelayCase, factor: float) -> list[float]:
+    """The same with longer outputs."""
+    return uniform_capacity(case.with_outputs(factor))
 
 
 def uniform_depths(paper: PaperModel) -> np.ndarray:
@@ -53,7 +61,7 @@ def uniform_depths(paper: PaperModel) -> np.ndarray:
 
 def uniform_systems(case: DelayCase) -> list[System | None]:
     systems = [paper_routing.uniform_depth(case.paper, d) for d in uniform_depths(case.paper)]
-    return [None if s is None else in_steps(s, case.scenario) for s in systems]
+    return [None if s is None else in_steps(s, case.scenario, case.outputs) for s in systems]
 
 
 def depth_coverage(case: DelayCase, intensity: float) -> list[float]:
@@ -150,6 +158,12 @@ def conclusions(scenario: Scenario, models: Sequence[str], pieces: Pieces) -> di
             "depth": {
                 load: kept(case, ("depth", load), depth_coverage, x * best)
                 for load, x in loads.items()
+            },
+            "outputs": {
+                f"{case.with_outputs(x).outputs:g}": kept(
+                    case, ("outputs", f"{x:g}"), output_capacity, x
+                )
+                for x in LONGER
             },
             "policies": {p: kept(case, ("policies", p), policy_curve, p, most) for p in POLICIES},
             "popularity": kept(case, ("popularity",), popularity, popular * most),

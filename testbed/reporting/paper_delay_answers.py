@@ -67,7 +67,11 @@ def answers(found: dict[str, Any]) -> list[Answer]:
     row("… queue-unaware", capacity("prefix_only"))
     row("… nearest node", capacity("nearest"))
     row("… best uniform depth", lambda _, v: f"{max(v['capacity']['uniform']):.3g}")
-    row("… at cached depth, tokens", lambda _, v: f"{_at_most(found, v['capacity']['uniform'])}")
+    for outputs in next(iter(found["models"].values()))["outputs"]:
+        row(
+            f"depth of the greatest capacity, {outputs} generated tokens",
+            lambda _, v, n=outputs: _at_most(found, v["outputs"][n]),
+        )
     row(
         f"the preset's intensity {found['intensity']:g}, of the greatest load-aware",
         lambda _, v: f"{found['intensity'] / v['capacity']['load_aware']:.2f}",

@@ -41,11 +41,13 @@ class DelayCase:
 
     Attributes
     ----------
+    outputs : tokens that every request generates
     unsettled : names of the operating points whose search did not converge
     """
 
     scenario: Scenario
     name: str
+    outputs: float = OUTPUTS
     unsettled: list[str] = field(default_factory=list)
 
     @cached_property
@@ -58,7 +60,7 @@ class DelayCase:
 
     @cached_property
     def system(self) -> System:
-        return in_steps(self.paper.system, self.scenario)
+        return in_steps(self.paper.system, self.scenario, self.outputs)
 
     @cached_property
     def one_mix(self) -> DelayModel:
@@ -87,6 +89,18 @@ class DelayCase:
 
     def coverage(self, policy: str, system: System) -> float:
         return self.latency(policy, system).coverage(self.paper.deadline)
+
+    def with_outputs(self, factor: float) -> DelayCase:
+        """The case with ``factor`` times the decode steps, each as long as before."""
+        types = [
+            {
+                **q.model_dump(mode="json", exclude_none=True),
+                "decode_occupancy": factor * q.decode_occupancy,
+            }
+            for q in self.scenario.requests
+        ]
+        outputs = 1.0 + factor * (self.outputs - 1.0)
+        return DelayCase(self.scenario.replace(requests=types), self.name, outputs)
 
     def greatest_unaware(self, policy: str, system: System) -> float:
         """The intensity at which the first tier saturates; the association does not depend on it
@@ -124,7 +138,7 @@ class DelayCase:
         return low
 
 
-def in_steps(system: System, scenario: Scenario) -> System:
+def in_steps(system: System, scenario: Scenario, outputs: float = OUTPUTS) -> System:
     """The system with the engine whose unloaded occupancy is the scenario's (Theory A10).
 
     Raises
@@ -141,11 +155,11 @@ def in_steps(system: System, scenario: Scenario) -> System:
         a=prefill.linear,
         b=prefill.quadratic,
         d=prefill.context,
-        c_dec=decode.pop() / (OUTPUTS - 1.0),
+        c_dec=decode.pop() / (outputs - 1.0),
     )
     return replace(
         system,
         step_time=step,
         token_budget=BUDGET,
-        output_tokens=np.full(len(system.types), OUTPUTS),
+        output_tokens=np.full(len(system.types), outputs),
     )

@@ -9,8 +9,12 @@ of each saturates. One assumption is given up at a time:
 - ``cells``: loads are those of real cells, the tiers' mean waits advertised: theory mixed over
   the gamma law of areas, simulation on planes drawn at random;
 - ``own``: the same, each node advertising the wait that it has itself (load-aware only);
-- ``own3``: the same, the three nearest nodes of each profile competing (simulated only; theory
-  lets all of them).
+- ``equal``: each node advertising its own wait, but equal cells: what such waits cost by
+  themselves, being measured (simulated only);
+- ``own3``: as ``own``, the three nearest nodes of each profile competing (simulated; theory lets
+  all of them);
+- ``own fast``, ``own slow``: as ``own`` with waits damped over 1 s and told every 0.1 s, and
+  damped over 50 s, instead of 5 s and every 0.5 s (simulated only).
 
 Beside them the law of areas by itself, drawn without any queue. Every seed of every cell of this
 grid is a piece that is kept as it comes; ``--seconds`` stops between two of them, and the same
@@ -50,21 +54,26 @@ SHARES = (0.3, 0.6, 0.8, 0.9)
 DEADLINES = (0.8, 1.2, 2.0)
 LEVELS = (0.1, 0.5, 0.9, 0.99)
 NODES = 256
-FEW = 3
-"""Seeds where cells are equal: no layout is drawn."""
+FEW = {"mean": 3, "equal": 4, "own3": 5, "own fast": 4, "own slow": 4}
+"""Seeds where no layout is drawn, and of variants."""
 DURATION = 150.0
 """Seconds that the measured requests of a run arrive in; a fifth as many come before."""
 SEEDS = tuple(range(10, 18))
 POLICIES: dict[str, tuple[str, ...]] = {
-    "load_aware": ("mean", "cells", "own", "own3"),
+    "load_aware": ("mean", "cells", "own", "equal", "own3", "own fast", "own slow"),
     "prefix_only": ("mean", "cells"),
     "nearest": ("mean", "cells"),
 }
+TORUS = {"space": "torus", "nodes": NODES, "waits": "node"}
 SPACES: dict[str, dict[str, Any]] = {
     "mean": {"space": "palm", "waits": "theory"},
-    "cells": {"space": "torus", "nodes": NODES, "waits": "theory"},
-    "own": {"space": "torus", "nodes": NODES, "waits": "node"},
-    "own3": {"space": "torus", "nodes": NODES, "waits": "node"},
+    "cells": {**TORUS, "waits": "theory"},
+    "equal": {**TORUS, "space": "palm"},
+}
+ROUTING: dict[str, dict[str, Any]] = {
+    "own3": {"candidates_per_profile": 3},
+    "own fast": {"telemetry_window": 1.0, "telemetry_period": 0.1},
+    "own slow": {"telemetry_window": 50.0},
 }
 PLANES, SIDE, USERS = 16, 16.0, 60_000
 """Planes drawn for the law of areas alone: km, and points a plane."""
@@ -142,7 +151,7 @@ def grid(kept: Kept) -> Iterator[dict[str, Any]]:
                                 f"{name}/{kind}/{seed}",
                                 lambda s=at, k=kind, seed=seed: simulated(s, k, seed),
                             )
-                            for seed in (SEEDS if kind != "mean" else SEEDS[:FEW])
+                            for seed in SEEDS[: FEW.get(kind)]
                         ]
                     )
                     for kind in kinds
@@ -232,10 +241,11 @@ def areas(scenario: Scenario) -> dict[str, Any]:
 
 
 def simulated(scenario: Scenario, kind: str, seed: int) -> dict[str, Any]:
-    spec: dict[str, Any] = {"simulation": SPACES[kind]}
-    if kind == "own3":
-        routing = scenario.routing.model_dump(mode="json", exclude_none=True)
-        spec["routing"] = {**routing, "candidates_per_profile": 3}
+    routing = scenario.routing.model_dump(mode="json", exclude_none=True)
+    spec = {
+        "simulation": SPACES.get(kind, TORUS),
+        "routing": {**routing, **ROUTING.get(kind, {})},
+    }
     requests = round(scenario.demand.intensity * NODES / scenario.nodes.density * DURATION)
     outcome = simulate(scenario.replace(**spec), requests=requests, seed=seed)
     facts = outcome.extra["simulation"]

@@ -14,8 +14,12 @@ WORDS = {
     "mean": "mean load",
     "cells": "real cells, tiers' mean waits",
     "own": "real cells, own waits",
-    "own3": "real cells, own waits, three nodes of a profile",
+    "equal": "equal cells, own waits",
+    "own3": "real cells, own waits, three candidates a profile",
+    "own fast": "real cells, own waits over 1 s",
+    "own slow": "real cells, own waits over 50 s",
 }
+DRAWN = ("mean", "cells", "own", "equal")
 DEADLINE = "0.8"
 
 
@@ -26,7 +30,8 @@ def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:
     for at, (policy, title) in zip(axes, POLICIES.items(), strict=True):
         mine = [c for c in cells if c["policy"] == policy]
         x = [c["share"] for c in mine]
-        for i, (kind, words) in enumerate(WORDS.items()):
+        for i, kind in enumerate(DRAWN):
+            words = WORDS[kind]
             look = {"color": PALETTE[i]}
             if kind in mine[0]["theory"]:
                 y = [c["theory"][kind]["coverage"][DEADLINE] for c in mine]
@@ -46,58 +51,98 @@ def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def table(cells: Sequence[dict[str, Any]]) -> str:
-    """Markdown: coverage and p90 by theory and simulation, and the law of areas."""
-    lines = [
-        "| policy | load | intensity | loads and waits | theory | simulated | error "
-        "| p90 theory, s | p90 simulated, s | nodes overloaded |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+    """Markdown: coverage, the slowest tenth, the law of areas, and how busy deep nodes are."""
+    return "\n\n".join(
+        [
+            *(_coverage(cells, policy) for policy in POLICIES),
+            _slowest(cells),
+            _areas(cells),
+            _busy(cells),
+        ]
+    )
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _coverage(cells: Sequence[dict[str, Any]], policy: str) -> str:
+    mine = [c for c in cells if c["policy"] == policy]
+    rows = []
+    for kind in mine[0]["simulated"]:
+        for what in ("theory", "simulated"):
+            row = [f"{WORDS[kind]}, {what}"]
+            for cell in mine:
+                if what == "simulated":
+                    y, half = cell[what][kind]["coverage"][DEADLINE]
+                    row.append(f"{y:.3f} ± {half:.3f}")
+                elif kind in cell[what]:
+                    row.append(f"{cell[what][kind]['coverage'][DEADLINE]:.3f}")
+            if len(row) > 1:
+                rows.append(row)
+    loads = [f"load {c['share']:g} ({c['intensity']:.3g}/s per km²)" for c in mine]
+    return _rows([POLICIES[policy], *loads], rows)
+
+
+def _slowest(cells: Sequence[dict[str, Any]]) -> str:
+    def said(cell: dict[str, Any], kind: str) -> str:
+        if kind not in cell["theory"]:
+            return "–"
+        value = cell["theory"][kind]["quantiles"]["0.9"]
+        return "never" if isinstance(value, str) else f"{value:.2f}"
+
+    def seen(cell: dict[str, Any], kind: str) -> str:
+        if kind not in cell["simulated"]:
+            return "–"
+        value, half = cell["simulated"][kind]["quantiles"]["0.9"]
+        return f"{value:.2f} ± {half:.2f}"
+
+    head = ["policy", "load", "mean load, theory"]
+    head += [f"{WORDS[k]}, {w}" for k in ("cells", "own") for w in ("theory", "simulated")]
+    rows = [
+        [POLICIES[c["policy"]], f"{c['share']:g}", said(c, "mean")]
+        + [x for k in ("cells", "own") for x in (said(c, k), seen(c, k))]
+        for c in cells
     ]
+    return _rows(head, rows)
+
+
+def _areas(cells: Sequence[dict[str, Any]]) -> str:
+    head = ["policy", "load", "tier", "CV², exact", "drawn", "at 10 / 50 / 90 / 99 %, gamma"]
+    head += ["drawn", "greatest distance of the CDFs"]
+    rows = []
     for cell in cells:
-        for kind, seen in cell["simulated"].items():
-            said = cell["theory"].get("own" if kind == "own3" else kind)
-            y, half = seen["coverage"][DEADLINE]
-            slow, wide = seen["quantiles"]["0.9"]
-            theory = said["coverage"][DEADLINE]
-            quantile = said["quantiles"]["0.9"]
-            late = quantile if isinstance(quantile, str) else f"{quantile:.2f}"
-            lines.append(
-                f"| {POLICIES[cell['policy']]} | {cell['share']:g} | {cell['intensity']:.3g} | "
-                f"{WORDS[kind]} | {theory:.3f} | {y:.3f} ± {half:.3f} | {theory - y:+.3f} | "
-                f"{late} | {slow:.2f} ± {wide:.2f} | {seen['overloaded_nodes'][0]:.1f} |"
-            )
-    lines += [
-        "",
-        "| policy | load | tier | CV² of areas | drawn | areas at 10 / 50 / 90 / 99 %, gamma "
-        "| drawn | greatest distance of CDFs |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for cell in cells:
+        if cell["policy"] != "load_aware" and cell is not _first(cells, cell["policy"]):
+            continue  # The association does not depend on the load.
         for tier, found in cell["areas"].items():
+            load = f"{cell['share']:g}" if cell["policy"] == "load_aware" else "any"
             law, drawn = (
                 " / ".join(f"{v:.2f}" for v in found[k]) for k in ("quantiles", "quantiles_drawn")
             )
-            lines.append(
-                f"| {POLICIES[cell['policy']]} | {cell['share']:g} | {tier} | {found['cv2']:.3f} | "
-                f"{found['cv2_drawn']:.3f} | {law} | {drawn} | {found['distance']:.3f} |"
-            )
-    lines += [
-        "",
-        "| policy | load | tier | loads and waits | utilisation of nodes at 10 / 50 / 90 / 99 %, "
-        "theory | simulated |",
-        "|---|---|---|---|---|---|",
-    ]
+            cv2 = [f"{found[k]:.3f}" for k in ("cv2", "cv2_drawn")]
+            distance = f"{found['distance']:.3f}"
+            rows.append([POLICIES[cell["policy"]], load, tier, *cv2, law, drawn, distance])
+    return _rows(head, rows)
+
+
+def _first(cells: Sequence[dict[str, Any]], policy: str) -> dict[str, Any]:
+    return next(c for c in cells if c["policy"] == policy)
+
+
+def _busy(cells: Sequence[dict[str, Any]]) -> str:
+    rows = []
     for cell in cells:
         for kind, seen in cell["simulated"].items():
-            said = cell["theory"].get("own" if kind == "own3" else kind)
-            if kind == "mean" or said is None:
+            if kind not in cell["theory"] or "deep" not in seen["node_utilisation"]:
                 continue
-            for tier, busy in seen["node_utilisation"].items():
-                law, drawn = (
-                    " / ".join(f"{v:.2f}" for v in values)
-                    for values in (said["node_utilisation"][tier], busy)
-                )
-                lines.append(
-                    f"| {POLICIES[cell['policy']]} | {cell['share']:g} | {tier} | {WORDS[kind]} | "
-                    f"{law} | {drawn} |"
-                )
-    return "\n".join(lines)
+            law, drawn = (
+                " / ".join(f"{v:.2f}" for v in part["node_utilisation"]["deep"])
+                for part in (cell["theory"][kind], seen)
+            )
+            over = f"{seen['overloaded_nodes'][0]:.1f}"
+            rows.append(
+                [POLICIES[cell["policy"]], f"{cell['share']:g}", WORDS[kind], law, drawn, over]
+            )
+    head = ["policy", "load", "waits", "deep nodes at 10 / 50 / 90 / 99 %, theory", "simulated"]
+    return _rows([*head, "overloaded nodes of 256"], rows)

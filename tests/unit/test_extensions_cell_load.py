@@ -12,6 +12,7 @@ from testbed.theory.extensions.cell_load import (
     CellLaw,
     MixedDelay,
     cell_shapes,
+    fixed_cells,
     own_waits,
 )
 from testbed.theory.extensions.discs import overlap_area, union_area
@@ -183,3 +184,16 @@ def test_refuses_a_wrong_number_of_shapes():
     latency = located("nearest", 1.0)
     with pytest.raises(ValueError, match="2 shapes for 3 profiles"):
         CellLatency.of(latency, get_policy("nearest"), [3.5, 3.5])
+
+
+def test_told_the_mean_of_its_tier_a_crowded_node_sheds_nothing():
+    latency, policy = located("load_aware", 4.0), get_policy("load_aware")
+    told = CellLatency.of(latency, policy, [3.5] * 3, own=False)
+    own = CellLatency.of(latency, policy, [3.5] * 3)
+    assert told.coverage(0.8) < own.coverage(0.8) - 0.02
+    # A policy that looks at no waits does not tell the two apart.
+    blind, nearest = located("nearest", 4.0), get_policy("nearest")
+    for own_wait in (False, True):
+        cells = CellLatency.of(blind, nearest, [3.5] * 3, own=own_wait)
+        law = fixed_cells(blind.model, blind.point.loads[2], CellLaw.gamma(3.5))
+        assert cells.laws[2].mean == pytest.approx(law.mean)
