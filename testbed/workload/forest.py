@@ -45,7 +45,13 @@ class PrefixForest:
 
     @classmethod
     def of(cls, trace: Trace) -> PrefixForest:
-        """Build the forest; O(M) time, about 60 bytes per block and vertex."""
+        """Build the forest; O(M) time, about 60 bytes per block and vertex.
+
+        >>> from testbed.workload.synthetic import SyntheticSpec, synthetic_trace
+        >>> forest = PrefixForest.of(synthetic_trace(SyntheticSpec(requests=50)))
+        >>> bool((forest.count[forest.roots].sum() == 50) and (forest.count.min() >= 1))
+        True
+        """
         path, parent = spell(trace.blocks, trace.block_offsets)
         v = len(parent)
         level, own, depth, count, first, last, where = _grow(

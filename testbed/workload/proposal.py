@@ -162,6 +162,13 @@ def propose(
     Raises
     ------
     ScenarioError, TraceError
+
+    Examples
+    --------
+    >>> from testbed.workload.synthetic import SyntheticSpec, synthetic_trace
+    >>> found = propose(synthetic_trace(SyntheticSpec(requests=50)), budget=2e8, count=2)
+    >>> [p.name for p in found.profiles], len(found.type_names)
+    (['fallback', 'deep'], 4)
     """
     if not budget >= 0:
         raise ScenarioError(f"budget: {budget:g} is not a number of bytes >= 0")

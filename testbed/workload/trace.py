@@ -212,6 +212,12 @@ def read_trace(
     ------
     TraceError
         The file cannot be read or understood; the message names file and line.
+
+    Examples
+    --------
+    >>> trace = read_trace("conversation_trace.jsonl")  # doctest: +SKIP
+    >>> len(trace), round(trace.rate, 1), trace.chain(0)[:2].tolist()  # doctest: +SKIP
+    (12031, 3.4, [0, 1])
     """
     from testbed.workload.readers import Head, ReadOptions, readers
     from testbed.workload.source import Source

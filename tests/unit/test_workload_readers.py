@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from testbed.workload.readers.azure import nanoseconds
 from testbed.workload.readers.own import write_trace
 from testbed.workload.synthetic import SyntheticSpec, synthetic_trace
 from testbed.workload.trace import Trace, read_trace
-from tests.unit.workload_traces import published
+from tests.unit.workload_traces import prefix_tokens, published
 
 TEXT = "a b c d e f g h"
 
@@ -608,6 +610,114 @@ def test_fuzzed_bytes_give_a_trace_or_a_trace_error(
     stop = data.draw(st.integers(start, min(len(sample), start + 8)))
     noise = data.draw(st.binary(max_size=6))
     never_but_trace_error(tmp_path / "fuzzed", sample[:start] + noise + sample[stop:], name)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a log says of one request, whatever its format: milliseconds, words, lengths."""
+
+    time: int
+    words: list[int]  # the prompt, a number a token; equal beginnings are equal prefixes
+    output: int
+    session: int
+
+
+logs = st.lists(
+    st.builds(
+        Request,
+        st.integers(0, 10**7),
+        st.lists(st.integers(0, 1), min_size=1, max_size=70),
+        st.integers(1, 99),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def csv_of(head: str, rows: list[list[object]]) -> bytes:
+    return "\n".join([head, *(",".join(map(str, r)) for r in rows)]).encode()
+
+
+def chains_of(log: list[Request]) -> list[list[int]]:
+    blocks = TokenBlocks(16)
+    return [[2**63 + b for b in blocks.chain(r.words)] for r in log]
+
+
+def date_of(milliseconds: int) -> str:
+    then = datetime(2024, 5, 10, 23, 59) + timedelta(milliseconds=milliseconds)
+    return then.strftime("%Y-%m-%d %H:%M:%S.%f") + "0"
+
+
+WRITERS: dict[str, Callable[[list[Request]], bytes]] = {
+    "mooncake": lambda log: jsonl(
+        [{"timestamp": r.time, "input_length": len(r.words), "output_length": r.output,
+          "hash_ids": ids} for r, ids in zip(log, chains_of(log), strict=True)]
+    ),
+    "bailian": lambda log: jsonl(
+        [{"chat_id": 100 + i, "parent_chat_id": -1, "timestamp": r.time / 1000,
+          "input_length": len(r.words), "output_length": r.output, "hash_ids": ids}
+         for i, (r, ids) in enumerate(zip(log, chains_of(log), strict=True))]
+    ),
+    "token_ids": lambda log: jsonl(
+        [{"input_toks": len(r.words), "output_toks": r.output, "arrival_time_ns": r.time * 10**6,
+          "input_tok_ids": r.words} for r in log]
+    ),
+    "chat": lambda log: jsonl(
+        [{"timestamp": r.time / 1000, "session_id": str(r.session), "output_tokens": r.output,
+          "messages": [{"role": "user", "content": " ".join(map(str, r.words))}]} for r in log]
+    ),
+    "own": lambda log: jsonl(
+        [{"format": "edge-serving-trace", "version": 1, "block_size": 16},
+         *({"arrival": r.time / 1000, "input_tokens": len(r.words), "output_tokens": r.output,
+            "blocks": ids, "tokens": r.words, "session": str(r.session)}
+           for r, ids in zip(log, chains_of(log), strict=True))]
+    ),
+    "azure": lambda log: csv_of(
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        [[date_of(r.time), len(r.words), r.output] for r in log],
+    ),
+    "burstgpt": lambda log: csv_of(
+        "Timestamp,Session ID,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        [[r.time / 1000, r.session, "m", len(r.words), r.output, 0, "API log"] for r in log],
+    ),
+    "servegen": lambda log: csv_of(
+        "request_id,timestamp,input_tokens,output_tokens",
+        [[i, r.time / 1000, len(r.words), r.output] for i, r in enumerate(log)],
+    ),
+    "tracelab": lambda log: csv_of(
+        "id,input_len,output_len,arrival_time,round_idx,tool_wait_after_ms,prefix_len",
+        [[i, len(r.words), r.output, r.time, 0, 0.0, 0] for i, r in enumerate(log)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+@settings(fuzz, max_examples=20)
+@given(log=logs)
+def test_what_is_written_in_a_format_is_read_from_it(
+    name: str, log: list[Request], tmp_path: Path
+) -> None:
+    path = tmp_path / "written"
+    path.write_bytes(WRITERS[name](log))
+    wrapped = 2 if name == "chat" else 0  # words of the template that cling to none of the text
+    size = {"chat": 1, "mooncake": 16}.get(name)
+    trace = read_trace(path, tokenizer=words, block_size=size)
+    assert trace.facts.format == name and not trace.facts.dropped
+    order = sorted(range(len(log)), key=lambda i: log[i].time)
+    mine = [log[i] for i in order]
+    first = mine[0].time
+    assert trace.arrival == pytest.approx([(r.time - first) / 1000 for r in mine], abs=1e-9)
+    assert trace.input_tokens.tolist() == [len(r.words) + wrapped for r in mine]
+    assert trace.output_tokens.tolist() == [r.output for r in mine]
+    if name in ("chat", "own", "burstgpt"):
+        assert [trace.session[i] for i in range(len(mine))] == [str(r.session) for r in mine]
+    if name in ("mooncake", "bailian", "token_ids", "own"):
+        for i, a in enumerate(mine):
+            for j, b in enumerate(mine[:i]):
+                both = min(len(trace.chain(i)), len(trace.chain(j)))
+                same = sum(a.words[: 16 * k] == b.words[: 16 * k] for k in range(1, both + 1))
+                assert prefix_tokens(trace.chain(i), trace.chain(j)) == same
 
 
 # --- published files ---------------------------------------------------------------------------
