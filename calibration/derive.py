@@ -80,8 +80,14 @@ def kappa(pins: Sequence[Sample], block_bytes: float) -> Estimate | None:
     return Estimate(value=float(ratios.mean()), standard_error=error, samples=len(ratios))
 
 
-def decode_models(samples: Sequence[Sample], *, seed: int = 0) -> tuple[DecodeModel, ...]:
-    """D(output) by batch, from the shortest context measured there."""
+def decode_models(
+    samples: Sequence[Sample], *, seed: int = 0, movement: float = 0.0
+) -> tuple[DecodeModel, ...]:
+    """D(output) by batch, from the shortest context measured there.
+
+    A batch is measured within a few seconds: ``movement``, by how much the speed of decode steps
+    moved over the calibration (a share), is part of its errors.
+    """
     by_batch: dict[int, list[Sample]] = defaultdict(list)
     for s in samples:
         by_batch[s["batch"]].append(s)
@@ -111,7 +117,10 @@ def decode_models(samples: Sequence[Sample], *, seed: int = 0) -> tuple[DecodeMo
             DecodeModel(
                 base=float(base),
                 per_token=float(per_token),
-                standard_errors={"base": float(spread[0]), "per_token": float(spread[1])},
+                standard_errors={
+                    "base": math.hypot(spread[0], movement * base),
+                    "per_token": math.hypot(spread[1], movement * per_token),
+                },
                 concurrency=batch,
                 context_tokens=context + float(steps.mean()) / 2,
             )

@@ -109,6 +109,7 @@ def fit_prefill(
     rounds: Sequence[dict[int, float]] = (),
     *,
     seed: int = 0,
+    movement: float = 0.0,
 ) -> PrefillFit:
     """g(n | h) (Theory A8, H1) from the medians of a grid.
 
@@ -121,6 +122,9 @@ def fit_prefill(
     rounds
         One mapping of point index to seconds for each pass over the grid: passes are minutes
         apart, so resampling them whole carries the machine's drift into the errors.
+    movement
+        By how much the machine's speed moved from pass to pass (standard deviation, a share): a
+        run at another moment finds another level, which resampling one run cannot show.
 
     Raises
     ------
@@ -149,7 +153,10 @@ def fit_prefill(
     errors = _bootstrap(full[:, which], points, rounds, seed)
     named = {}
     if errors is not None:
-        named = {PREFILL_TERMS[i]: float(e) for i, e in zip(which, errors, strict=True)}
+        named = {
+            PREFILL_TERMS[i]: math.hypot(e, movement * coefficients[PREFILL_TERMS[i]])
+            for i, e in zip(which, errors, strict=True)
+        }
     return PrefillFit(
         coefficients=Prefill(**coefficients),
         standard_errors=named,

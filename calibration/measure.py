@@ -168,7 +168,7 @@ def _record(
             f"prefill: {len(points) - len(solid)} points with fewer than {least} samples are kept "
             "but not fitted"
         )
-    step_time, fits, kinds = None, [], None
+    step_time, fits, kinds, movement = None, [], None, 0.0
     submits = [s["submit"] for s in journal.samples("prefill")]
     deliveries = [d for s in journal.samples("prefill") if (d := s["delivery"]) is not None]
     delivery = float(np.median(deliveries)) if deliveries else None
@@ -178,6 +178,7 @@ def _record(
         step_time, report = fit_steps(rows, seed=seed)
         fits.append(report)
         idle = report.coefficients["idle_start"]
+        movement = report.coefficients["movement_decode"]
         kinds = by_kind(rows, step_time)
         measured = [points[i] for i in solid]
         fits.append(prefill_from_steps(measured, step_time, facts, idle + (delivery or 0.0)))
@@ -217,6 +218,7 @@ def _record(
             [points[i] for i in solid],
             [{k: r[i] for k, i in enumerate(solid) if i in r} for r in rounds],
             seed=seed,
+            movement=moved["standard_deviation"] or 0.0,
         ),
         prefill_points=tuple(points),
         crowds=crowds,
@@ -233,7 +235,7 @@ def _record(
         c_s=concurrency_records(
             journal, facts.block_size, block_bytes, pool_bytes, facts.max_sequences
         ),
-        decode=decode_models(journal.samples("decode"), seed=seed),
+        decode=decode_models(journal.samples("decode"), seed=seed, movement=movement),
         fits=tuple(fits),
         environment={**before, "load_average_after": after},
         extra={

@@ -20,6 +20,10 @@ BLOCK = 20
 """Consecutive steps resampled together: neighbours share the machine's speed."""
 BOOTSTRAP = 200
 FOLDS = 5
+MOMENTS = 12
+"""Parts of a log, in order of time, between which the machine's speed is seen to move."""
+DECODE = ("c_dec", "e", "f")
+"""Coefficients of steps that only decode; the others are those of steps with a prefill."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,10 @@ def fit_steps(rows: Steps, *, seed: int = 0) -> tuple[StepTime, FitReport]:
 
     What a step after idleness costs more is fitted beside the formula (``idle_start`` in the
     report): a busy engine does not pay it, and the formula has no place for it. Errors come from
-    a bootstrap over blocks of consecutive steps, the held-out error from leaving out every fifth.
+    a bootstrap over blocks of consecutive steps, and from how the speed of steps with a prefill
+    and of steps without one moved over the log (``movement_prefill``, ``movement_decode``):
+    another run finds the machine at another moment. The held-out error leaves out every fifth
+    block.
 
     Raises
     ------
@@ -105,13 +112,21 @@ def fit_steps(rows: Steps, *, seed: int = 0) -> tuple[StepTime, FitReport]:
             continue
         part, _ = robust_nnls(columns[fold != k], rows.seconds[fold != k])
         held[fold == k] = columns[fold == k] @ part / rows.seconds[fold == k] - 1.0
-    errors = _errors(columns, rows.seconds, blocks, seed)
+    said = columns @ solution
+    prefill = columns[:, COEFFICIENTS.index("c_pre")] > 0
+    movement = {
+        "prefill": movement_of(rows.seconds[prefill], said[prefill]),
+        "decode": movement_of(rows.seconds[~prefill], said[~prefill]),
+    }
+    moved = np.array([movement["decode" if n in DECODE else "prefill"] for n in names])
+    errors = np.hypot(_errors(columns, rows.seconds, blocks, seed), moved * solution)
     step = StepTime.from_vector(solution[: len(COEFFICIENTS)])
     seen = {n: float(s) for n, s in zip(names, solution, strict=True)}
     seen["outlier_share"] = float((weights < 0.3).mean())
     seen["time_weighted_bias"] = float((columns @ solution).sum() / rows.seconds.sum() - 1.0)
     seen["median_relative_error"] = float(np.median(np.abs(residual)))
     seen["gap"] = rows.gap
+    seen |= {f"movement_{kind}": value for kind, value in movement.items()}
     return step, FitReport(
         name="step_time",
         points=len(rows),
@@ -120,6 +135,17 @@ def fit_steps(rows: Steps, *, seed: int = 0) -> tuple[StepTime, FitReport]:
         coefficients=seen,
         standard_errors={n: float(e) for n, e in zip(names, errors, strict=True)},
     )
+
+
+def movement_of(seconds: np.ndarray, said: np.ndarray) -> float:
+    """Standard deviation over :data:`MOMENTS` parts of the time that steps take against what is
+    said of them, as a share; interruptions left out. 0 where the steps are too few to tell."""
+    usual = seconds < INTERRUPTED * said
+    seconds, said = seconds[usual], said[usual]
+    if len(seconds) < 2 * MOMENTS:
+        return 0.0
+    parts = np.array_split(np.arange(len(seconds)), MOMENTS)
+    return float(np.std([seconds[i].sum() / said[i].sum() for i in parts], ddof=1))
 
 
 def relative_step_time(rows: Steps, step_time: StepTime) -> float | None:

@@ -17,7 +17,7 @@ from calibration.fit import (
     summarise,
 )
 from calibration.record import Calibration, PrefillFit, PrefillPoint
-from calibration.steps import CONTIGUOUS, fit_steps, step_rows
+from calibration.steps import CONTIGUOUS, fit_steps, movement_of, step_rows
 from testbed.errors import CalibrationError
 from testbed.step_time import COEFFICIENTS, StepTime, step_seconds
 
@@ -251,3 +251,26 @@ def test_sequence_bytes_are_whole_blocks():
     assert calibration.sequence_bytes(64, 2) == 3 * 32 * 2048
     with pytest.raises(CalibrationError, match="bytes per token"):
         record().sequence_bytes(64)
+
+
+def test_errors_of_a_step_time_hold_how_the_speed_of_its_own_kind_moved():
+    log = step_log(0.005)
+    pure = log["prefills"] == 0
+    slow = np.repeat([1.0, 1.4], len(pure) // 2)
+    taken = (log["finished"] - log["started"]) * np.where(pure, slow, 1.0)
+    begun = np.concatenate([[0.0], np.cumsum(taken + 1e-4)[:-1]])
+    steady = fit_steps(step_rows(log))[1]
+    moved = fit_steps(step_rows({**log, "started": begun, "finished": begun + taken}))[1]
+    assert steady.coefficients["movement_decode"] < 0.01
+    # Half at 1, half at 1.4 of one speed: a deviation of 0.2 in 1.2.
+    assert moved.coefficients["movement_decode"] == pytest.approx(0.2 / 1.2, rel=0.15)
+    assert moved.coefficients["movement_prefill"] < 0.01
+    for name in ("c_dec", "e"):
+        # What another half of the log would have found lies within two standard errors.
+        apart = abs(moved.coefficients[name] - steady.coefficients[name])
+        assert apart < 2.0 * moved.standard_errors[name]
+
+
+def test_too_few_steps_tell_no_movement():
+    assert movement_of(np.ones(5), np.ones(5)) == 0.0
+    assert movement_of(np.full(240, 2.0), np.full(240, 1.0)) == pytest.approx(0.0)
