@@ -8,8 +8,8 @@ many prompts are not yet whole. From the stationary law the time to first token 
 an arrival: the rest of the step under way, the steps until its turn, its own step.
 
 An engine that forms a step while the one before it runs (vLLM on a GPU) is the same chain with two
-differences: a request that could join the next step finds it formed, and waits for a step of
-decodes more; and a slot is free a step later than its request ended.
+differences: a request that could join the next step finds it formed, with what came one step
+before it, and waits for it; and a slot is free a step later than its request ended.
 
 What is approximated: lengths of waiting prompts are independent of the time they waited; what is
 left of a cut prompt follows renewal theory; generated lengths are Erlang with as many stages as
@@ -33,8 +33,9 @@ from testbed.step_time import AnyStepTime
 from testbed.theory.delay import step_chain_kernel as kernel
 from testbed.theory.delay.base import DelayModel, ExcessDelay, TierLoad, register
 from testbed.theory.delay.engine_load import calibrated
-from testbed.theory.delay.step_chain_batch import PrefillBatch, PromptMix, prefill_batch
+from testbed.theory.delay.step_chain_batch import PrefillBatch, prefill_batch
 from testbed.theory.delay.step_chain_law import TransformLaw
+from testbed.theory.delay.step_chain_prompts import PromptMix
 from testbed.theory.delay.step_chain_slots import SequenceSlots, stage_count
 from testbed.theory.delay.step_chain_solver import coarse_chain as kernel_coarse
 from testbed.theory.delay.step_chain_solver import (
@@ -252,12 +253,15 @@ class Stationary:
             s, present, batch.fits, batch.cut, batch.own_whole[q], batch.own_share[q]
         )
         whole, cut = kernel.step_transforms(s, batch.whole, batch.share, batch.cut)
-        formed = np.ones((chain.count + 1, s.size), dtype=np.complex128)
+        formed = np.ones((*batch.fits.shape[:2], s.size), dtype=np.complex128)
         if chain.lookahead:
-            formed[1:] = whole[1:, 0, 0]
+            # What is left of a cut prompt is in the request's own step, as if formed with it.
+            formed[1:] = whole[1:, :1, 0]
+            formed[:, 0] = kernel.formed_step(present, batch.fits, whole, cut)
         _, before = kernel.remaining(
             slots.start, slots.target, slots.probability, slots.occupied, slots.joined,
-            batch.fits, batch.own_fits[q], own, whole, cut, batch.left, self.law.shape[2], formed,
+            batch.fits, batch.own_fits[q], own, whole, cut, batch.left, batch.own_left[q],
+            self.law.shape[2], formed,
         )  # fmt: skip
         busy = kernel.arriving(
             s, self.rate, self.law, slots.occupied, slots.joined, batch.fits, batch.whole,

@@ -2,8 +2,7 @@
 
 Waiting prompts are served first come, first served within the step's token budget; the last one
 is cut where the budget ends and goes on in the next step. Prompt lengths are those of the mixture,
-independent of each other. What is left of a cut prompt is known by class; within a class it has
-the law that full steps reproduce.
+independent of each other. What is left of a cut prompt is known by class.
 
 All of it is tabulated over n, the sequences that decode beside it (each takes one token of the
 budget and its own time), and over f, the class of a prompt cut before, 0 without one.
@@ -17,32 +16,11 @@ import numba
 import numpy as np
 
 from testbed.step_time import step_seconds
-
-CELLS = 512
-"""Cells of the token budget on which sums of prompt lengths are counted."""
-
-CLASSES = 4
-"""Classes of what is left of a cut prompt, about equally likely."""
+from testbed.theory.delay.step_chain_prompts import CELLS, PromptMix, prompt_sums
+from testbed.theory.delay.step_chain_rests import Rests
 
 RARE = 1e-5
 """Probability below which a number of prompts in a step is not told apart."""
-
-_SUMS = 7
-"""Tabulated with the number of tokens: probability, Σn², Σnh, work, work², work³, Σn."""
-
-
-@dataclass(frozen=True)
-class PromptMix:
-    """New prompts of a node. Arrays are (Q,); work is what a prompt adds to a step, s."""
-
-    weights: np.ndarray
-    new: np.ndarray
-    cached: np.ndarray
-    work: np.ndarray
-
-    @property
-    def mean_new(self) -> float:
-        return float(self.weights @ self.new)
 
 
 @dataclass(frozen=True)
@@ -59,6 +37,7 @@ class PrefillBatch:
     left : (c + 1, F, c + 1, F) class of what is then left, sum 1; 0 in the first
     own_fits, own_whole : (Q, c + 1, F, c + 1), and with two values: the same when the last of the
         j is of type q
+    own_left : (Q, c + 1, F, c + 1, F) ``left`` when the prompt that is cut is of type q
     """
 
     fits: np.ndarray
@@ -69,6 +48,7 @@ class PrefillBatch:
     own_fits: np.ndarray
     own_whole: np.ndarray
     own_share: np.ndarray
+    own_left: np.ndarray
 
 
 def prefill_batch(
@@ -78,148 +58,19 @@ def prefill_batch(
     cell = budget / CELLS
     n = np.arange(slots + 1)
     binds = bool(((slots - n) * mix.new[mix.weights > 0].max() > budget - n).any())
-    tables = [_sums(mix, slots, cell, None)]
-    bounds = np.zeros(0)
-    usual = np.ones(1)
+    tables = [prompt_sums(mix, slots, cell, None)]
+    rests = Rests.none(mix)
     if binds:
-        rest = _rest(mix, tables[0], slots, cell, budget - slots // 2)
-        bounds, usual, firsts = _classes(rest, cell)
-        tables += [_sums(mix, slots, cell, first) for first in firsts]
+        rests = Rests.of(mix, tables[0], slots, cell, float(budget - slots // 2))
+        tables += [prompt_sums(mix, slots, cell, law[:, : CELLS + 1]) for law in rests.laws]
     cumulative = np.cumsum(np.array(tables), axis=2)
     context = float(mix.weights @ (mix.new * mix.cached)) / mix.mean_new
     return PrefillBatch(
         *_tabulate(
-            step_time, cumulative, bounds, usual, context, mix.weights, mix.new, mix.cached,
-            mix.work, slots, float(budget), cell, decode_context,
+            step_time, cumulative, rests.group, rests.table, rests.owner, rests.share, rests.laws,
+            context, mix.weights, mix.new, mix.cached, slots, float(budget), cell, decode_context,
         )
     )  # fmt: skip
-
-
-def _rest(mix: PromptMix, fresh: np.ndarray, slots: int, cell: float, window: float) -> np.ndarray:
-    """(_SUMS, CELLS + 1) of what is left of a cut prompt, by tokens; the last cell and beyond.
-
-    The law that reproduces itself from one full step to the next, found by iteration from a step
-    without a cut prompt before it.
-    """
-    law = np.zeros((_SUMS, CELLS + 1))
-    _leave(fresh, mix.weights, mix.new, mix.cached, mix.work, window, cell, law)
-    law /= law[0].sum()
-    for _ in range(8):
-        after = np.zeros_like(law)
-        table = _sums(mix, slots, cell, law)
-        _leave(table[1:], mix.weights, mix.new, mix.cached, mix.work, window, cell, after)
-        if after[0].sum() > 0:
-            law = 0.5 * (law + after / after[0].sum())
-    return law
-
-
-def _classes(rest: np.ndarray, cell: float) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """Upper bounds of the classes, tokens, their shares, and the law within each."""
-    mass = np.cumsum(rest[0])
-    wanted = np.arange(1, CLASSES) / CLASSES
-    edges = np.unique(np.concatenate([np.searchsorted(mass, wanted) + 1, [CELLS + 1]]))
-    bounds, shares, laws = [], [], []
-    low = 0
-    for high in edges:
-        inside = np.zeros_like(rest)
-        inside[:, low:high] = rest[:, low:high]
-        share = float(inside[0].sum())
-        low = high
-        if share <= 0:
-            continue
-        bounds.append((high - 0.5) * cell)
-        shares.append(share)
-        laws.append(inside / share)
-    bounds[-1] = np.inf
-    return np.array(bounds), np.array(shares), laws
-
-
-@numba.njit(cache=True)
-def _leave(
-    table: np.ndarray,
-    weights: np.ndarray,
-    new: np.ndarray,
-    cached: np.ndarray,
-    work: np.ndarray,
-    window: float,
-    cell: float,
-    law: np.ndarray,
-) -> None:
-    """Add what is left of the prompt that a full window cuts after any number of whole ones."""
-    last = law.shape[1] - 1
-    for j in range(table.shape[0]):
-        for x in range(table.shape[1]):
-            p = table[j, x, 0]
-            left = window - x * cell
-            if p <= 0.0 or left < 0.0:
-                continue
-            for q in range(new.size):
-                n = new[q] - left
-                if n <= 0.0:
-                    continue
-                # Attention of the rest to what is computed: both quadratic terms of equal worth.
-                values = (
-                    1.0, n * n, n * (cached[q] + left), work[q] * n / new[q],
-                    (work[q] * n / new[q]) ** 2, (work[q] * n / new[q]) ** 3, n,
-                )  # fmt: skip
-                low = min(int(n / cell), last)
-                part = n / cell - low
-                if low == last:
-                    part = 0.0
-                for i in range(7):
-                    law[i, low] += p * weights[q] * (1.0 - part) * values[i]
-                    if part > 0.0:
-                        law[i, low + 1] += p * weights[q] * part * values[i]
-
-
-def _sums(mix: PromptMix, most: int, cell: float, first: np.ndarray | None) -> np.ndarray:
-    """(most + 1, CELLS + 1, _SUMS): sums of j prompts, by their tokens, ``first`` one apart."""
-    result = np.zeros((most + 1, CELLS + 1, _SUMS))
-    result[0, 0, 0] = 1.0
-    if first is not None and most > 0:
-        result[1] = first.T
-    for j in range(1 if first is None else 2, most + 1):
-        _convolve(result[j - 1], result[j], mix.weights, mix.new, mix.cached, mix.work, cell)
-        if result[j, :, 0].sum() < 1e-12:
-            break
-    return result
-
-
-@numba.njit(cache=True)
-def _convolve(
-    before: np.ndarray,
-    after: np.ndarray,
-    weights: np.ndarray,
-    new: np.ndarray,
-    cached: np.ndarray,
-    work: np.ndarray,
-    cell: float,
-) -> None:
-    cells = before.shape[0]
-    for q in range(weights.size):
-        if weights[q] <= 0.0:
-            continue
-        low = int(new[q] / cell)
-        split = new[q] / cell - low
-        w = work[q]
-        for side in range(2):
-            part = weights[q] * (1.0 - split if side == 0 else split)
-            if part <= 0.0:
-                continue
-            for x in range(cells - low - side):
-                p = before[x, 0]
-                if p <= 0.0:
-                    continue
-                y = x + low + side
-                after[y, 0] += part * p
-                after[y, 1] += part * (before[x, 1] + p * new[q] * new[q])
-                after[y, 2] += part * (before[x, 2] + p * new[q] * cached[q])
-                after[y, 3] += part * (before[x, 3] + p * w)
-                after[y, 4] += part * (before[x, 4] + 2 * w * before[x, 3] + p * w * w)
-                after[y, 5] += part * (
-                    before[x, 5] + 3 * w * before[x, 4] + 3 * w * w * before[x, 3] + p * w**3
-                )
-                after[y, 6] += part * (before[x, 6] + p * new[q])
 
 
 @numba.njit(cache=True)
@@ -271,19 +122,22 @@ def _law(
 def _tabulate(
     k: np.ndarray,
     cumulative: np.ndarray,
-    bounds: np.ndarray,
+    group: np.ndarray,
+    class_of: np.ndarray,
+    owner: np.ndarray,
     usual: np.ndarray,
+    laws: np.ndarray,
     context_rate: float,
     weights: np.ndarray,
     new: np.ndarray,
     cached: np.ndarray,
-    work: np.ndarray,
     slots: int,
     budget: float,
     cell: float,
     decode_context: float,
 ) -> tuple[
-    np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray
+    np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray,
+    np.ndarray,
 ]:  # fmt: skip
     kinds = cumulative.shape[0]
     types = new.size
@@ -295,6 +149,7 @@ def _tabulate(
     own_fits = np.zeros((types, slots + 1, kinds, slots + 1))
     own_whole = np.zeros((types, slots + 1, kinds, slots + 1, 2))
     own_share = np.ones((types, slots + 1, kinds, slots + 1))
+    own_leaves = np.zeros((types, slots + 1, kinds, slots + 1, kinds))
     sums = np.zeros(7)
     nothing = np.zeros(3)
     own = np.zeros(3)
@@ -325,23 +180,43 @@ def _tabulate(
                             continue
                         left = window - x * cell
                         chance = 0.0
+                        attended = 0.0
                         for q in range(types):
                             if new[q] > left + 1e-9:
                                 chance += weights[q]
-                                r = np.searchsorted(bounds, new[q] - left)
-                                leaves[n, f, j, 1 + r] += p * weights[q]
+                                attended += weights[q] * cached[q]
+                                r = 1 + class_of[group[q], int((new[q] - left) / cell + 0.5)]
+                                leaves[n, f, j, r] += p * weights[q]
+                                own_leaves[q, n, f, j, r] += p
                         if chance <= 0.0:
                             continue
                         weight += p * chance
                         squared += chance * (table[x, 1] + p * left * left)
-                        context += chance * (table[x, 2] + p * left * context_rate)
+                        context += chance * table[x, 2] + p * left * attended
                         if x > 0:
                             squared -= chance * table[x - 1, 1]
                             context -= chance * table[x - 1, 2]
+                if kinds > 1 and j == 0 and f > 0:
+                    # The cut prompt fills the step alone and goes on.
+                    law = laws[f - 1]
+                    for x in range(law.shape[1]):
+                        p = law[0, x]
+                        rest = x * cell - window
+                        if p <= 0.0 or rest <= 1e-9:
+                            continue
+                        leaves[n, f, 0, 1 + class_of[owner[f - 1], int(rest / cell + 0.5)]] += p
+                        weight += p
+                        squared += p * window * window
+                        context += p * window * law[2, x] / law[6, x]
                 if weight > 0.0:
                     leaves[n, f, j] /= weight
                 elif kinds > 1:
                     leaves[n, f, j, 1:] = usual
+                for q in range(types):
+                    total = own_leaves[q, n, f, j].sum()
+                    own_leaves[q, n, f, j] = (
+                        own_leaves[q, n, f, j] / total if total > 0.0 else leaves[n, f, j]
+                    )
                 if weight > 0.0:
                     cut[n, f, j] = step_seconds(
                         k, j + 1, window, squared / weight, context / weight,
@@ -387,4 +262,4 @@ def _tabulate(
                     here = before
                 fits[n, f, j] = here
                 before = here
-    return fits, whole, share, cut, leaves, own_fits, own_whole, own_share
+    return fits, whole, share, cut, leaves, own_fits, own_whole, own_share, own_leaves

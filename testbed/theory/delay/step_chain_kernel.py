@@ -18,7 +18,7 @@ import numba
 import numpy as np
 
 MOST_CHUNKS = 12
-"""Turns in which a prompt longer than a step is followed through its chunks."""
+"""Turns in which a cut prompt is followed through a class that leads to itself."""
 
 
 @numba.njit(cache=True)
@@ -310,6 +310,36 @@ def step_transforms(
 
 
 @numba.njit(cache=True)
+def formed_step(
+    present: np.ndarray, fits: np.ndarray, whole: np.ndarray, cut: np.ndarray
+) -> np.ndarray:
+    """E[e^(−sT)] of the step that an arrival finds formed and empty of those before it,
+    (c + 1, N), by the sequences n that decode in it.
+
+    It holds who came in the step before the one that runs: as many as come before any step that
+    starts with n sequences and has a slot for everybody (``present`` (c + 1, F, L)). ``whole`` and
+    ``cut`` are transforms.
+    """
+    slots = whole.shape[0] - 1
+    result = np.ones((slots + 1, whole.shape[3]), dtype=np.complex128)
+    for n in range(1, slots + 1):
+        most = min(slots - n, present.shape[2] - 1)
+        total = 0.0
+        for q in range(most + 1):
+            total += max(present[n, 0, q], 0.0)
+        if total <= 0.0:
+            result[n] = whole[n, 0, 0]
+            continue
+        result[n] = 0.0
+        for q in range(most + 1):
+            p = max(present[n, 0, q], 0.0) / total
+            result[n] += p * fits[n, 0, q] * whole[n, 0, q]
+            for i in range(q):
+                result[n] += p * (fits[n, 0, i] - fits[n, 0, i + 1]) * cut[n, 0, i]
+    return result
+
+
+@numba.njit(cache=True)
 def remaining(
     start: np.ndarray,
     target: np.ndarray,
@@ -322,6 +352,7 @@ def remaining(
     whole: np.ndarray,
     cut: np.ndarray,
     left: np.ndarray,
+    own_left: np.ndarray,
     levels: int,
     formed: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -329,8 +360,9 @@ def remaining(
     the same at the end of the step in which it arrived.
 
     ``own``, ``whole`` and ``cut`` are transforms; ``own_fits`` is P(the j-th fits) for its type.
-    ``formed`` (c + 1, N) is the transform of the step that was formed before the request arrived
-    and runs before the first one that can take it in; 1 where steps are formed when they start.
+    ``formed`` (c + 1, F, N) is the transform of the step that was formed before the request
+    arrived and runs before the first one that can take it in; 1 where steps are formed when they
+    start.
     Positions are solved upwards and, within one, occupations in their order: a step leads to lower
     ones, or to the same state.
     """
@@ -353,14 +385,15 @@ def remaining(
                 if target[e] == v:
                     same = probability[e]
             # A prompt longer than a step stays at its position, from class to class, slots alone
-            # moving on: classes are taken from what they lead to, in turns.
+            # moving on. What is left gets less, so that classes are taken from the first; one that
+            # leads to itself is taken in turns.
             turns = 1
-            if kinds > 1 and j == 1:
-                for f in range(1, kinds):
-                    if fits[n, f, 1] < 1.0 - 1e-12:
-                        turns = MOST_CHUNKS
+            for f in range(1, kinds):
+                if free > 0 and fits[n, f, 1] < 1.0 - 1e-9 and left[n, f, 0, f:].sum() > 1e-9:
+                    turns = MOST_CHUNKS
             for _turn in range(turns):
-                for f in range(kinds - 1, -1, -1):
+                for turn in range(1, kinds + 1):
+                    f = turn % kinds
                     if f > 0 and free == 0:
                         continue
                     value[:] = 0.0
@@ -370,7 +403,7 @@ def remaining(
                         p = own_fits[n, f, j]
                         for a in range(size):
                             value[a] += p * own[n, f, j, a]
-                            at_once[v, f, a] = p * own[n, f, j, a] * (formed[n, a] - 1.0)
+                            at_once[v, f, a] = p * own[n, f, j, a] * (formed[n, f, a] - 1.0)
                     else:
                         p = fits[n, f, free]
                         if free > 0:
@@ -392,7 +425,9 @@ def remaining(
                             if p <= 1e-9:
                                 continue
                             for g in range(1, kinds):
-                                weight = p * left[n, f, i, g]
+                                weight = p * (
+                                    own_left[n, f, i, g] if i == j - 1 else left[n, f, i, g]
+                                )
                                 if weight <= 0.0:
                                     continue
                                 if i > 0:
