@@ -117,10 +117,16 @@ def stream_arrivals(
         )
 
 
+def poisson_types(scenario: Scenario) -> bool:
+    """Whether requests are the scenario's types as one Poisson stream: no trace, and no arrivals
+    of another kind asked for."""
+    spec = scenario.workload
+    return spec is None or (spec.trace is None and spec.arrivals == "poisson")
+
+
 def trace_of(scenario: Scenario, rate: float, count: int, seed: int) -> RequestStream | None:
     """The scenario's trace, or its types where they do not come as one Poisson stream, as a
     stream of requests; None where types do."""
-    spec = scenario.workload
-    if spec is None or (spec.trace is None and spec.arrivals == "poisson"):
+    if poisson_types(scenario):
         return None
     return build_stream(scenario, rate=rate, count=count, seed=seed)

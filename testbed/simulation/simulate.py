@@ -20,6 +20,7 @@ from testbed.routing.policies import get_policy
 from testbed.scenario import Scenario, SimulationSpec
 from testbed.simulation.engine_network import simulate_engines
 from testbed.simulation.network import simulate_network
+from testbed.simulation.requests import poisson_types
 from testbed.simulation.service import service_law
 from testbed.simulation.spatial import simulate_tiers
 from testbed.simulation.summary import summarise
@@ -270,7 +271,7 @@ def _independent_tiers(scenario: Scenario, spec: SimulationSpec, wait: np.ndarra
     return (
         spec.space == "palm"
         and wait is not None
-        and (scenario.workload is None or scenario.workload.trace is None)
+        and poisson_types(scenario)
         and spec.failures is None
         and spec.catalogue_period is None
         and scenario.routing.admission_high is None

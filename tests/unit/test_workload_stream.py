@@ -14,9 +14,12 @@ from rich.console import Console
 
 from testbed.errors import ScenarioError, TraceError
 from testbed.outcome import dump_json
+from testbed.presets import preset
 from testbed.reporting.trace_figures import trace_figures, windowed_counts
 from testbed.reporting.trace_tables import render_profiles, render_statistics
-from testbed.scenario import EngineSpec, Memory, Prefill, Scenario, WorkloadSpec
+from testbed.scenario import EngineSpec, Memory, Prefill, Scenario, SimulationSpec, WorkloadSpec
+from testbed.simulation import requests as simulated
+from testbed.simulation.simulate import _independent_tiers
 from testbed.workload.derivation import Derivation, derive
 from testbed.workload.forest import PrefixForest
 from testbed.workload.proposal import profiles_into, propose
@@ -538,3 +541,23 @@ def test_drawn_tokens_keep_clear_of_the_models_special_ones(
     file.write_text("{}}")
     with pytest.raises(TraceError, match=r"tokenizer\.json: not a tokenizer"):
         build_stream(there, rate=3.0, count=2, seed=5)
+
+
+@pytest.mark.parametrize("arrivals", ["gamma", "per_type"])
+def test_simulate_serves_the_arrivals_that_the_workload_asks_for(arrivals: str) -> None:
+    """Poisson tiers that are simulated one by one would not see them."""
+    plain = preset("paper-baseline")
+    assert simulated.trace_of(plain, 3.0, 10, 1) is None and simulated.poisson_types(plain)
+    asked = plain.replace(workload={"arrivals": arrivals, "cv2": 6.0})
+    waits = np.zeros(len(asked.profiles))
+    assert _independent_tiers(plain, SimulationSpec(), waits)
+    assert not _independent_tiers(asked, SimulationSpec(), waits)
+    stream = simulated.trace_of(asked, 3.0, 20_000, 1)
+    assert stream is not None and stream.facts["cv2"] == 6.0
+    if arrivals == "gamma":
+        assert statistics_of(stream.arrival) == pytest.approx(6.0, rel=0.2)
+    for q in range(len(asked.requests)):
+        own = statistics_of(stream.arrival[stream.type_index == q])
+        # Marked at random, bursts are thinned; streams of their own keep them.
+        expected = 6.0 if arrivals == "per_type" else 1 + 5.0 * asked.requests[q].probability
+        assert own == pytest.approx(expected, rel=0.25)
