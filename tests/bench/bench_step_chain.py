@@ -1,7 +1,8 @@
 """Delay models against the step-exact engine model, and what they cost.
 
 Run: ``python tests/bench/bench_step_chain.py [--requests 400000] [--workloads ABCDEF]
-[--device rtx4090]``; with a device its step time, and an engine that schedules ahead as it does.
+[--device rtx4090] [--speed]``; with a device its step time, and an engine that schedules ahead as
+it does; with ``--speed`` no simulation, only CPU seconds, at shares of the chain's own capacity.
 
 For each workload and load (share of the simulator's own capacity, found by keeping a queue): the
 error of each model's time to first token, mean / p50 / p90 / p99 in per cent of the simulator's,
@@ -15,8 +16,11 @@ D  30 / 200 after 512 / 600 / 1500 after 256 new, 40 / 20 / 10 / 60 outputs, 16 
 E  as D, outputs geometric with those means
 F  as D, 64 slots
 
-CPU seconds (``time.process_time``): of the stationary law with the means of all types, and of the
-whole law, once compiled.
+CPU seconds (``time.process_time``, best of three, once compiled): of the stationary law with the
+means of all types, and of one type's whole law. ``--speed`` shows them apart: making the chain (its
+batches and its capacity), solving it at one load, the means, the law of one type with its CDF at a
+point; and what a fixed point pays, a mean interpolated over the arrival rate once its nodes are
+solved.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from calibration.fidelity.prediction import model_figures
 from testbed.simulation.engine_model import EngineConfig, simulate_engine
 from testbed.step_time import StepTime
 from testbed.theory.delay.base import TierLoad, get_delay_model
-from testbed.theory.delay.step_chain import Chain, solve
+from testbed.theory.delay.step_chain import Chain, Stationary, StepChain, solve
 
 STEP = StepTime(
     c_pre=3.7e-3, p=1e-3, c_both=1e-3, a=39.5e-6, b=30e-9, d=62e-9, c_dec=2.7e-3, e=1.1e-4, f=2.6e-7
@@ -125,12 +129,59 @@ def measured(ttft: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return of(ttft), batches.std(axis=0, ddof=1) / np.sqrt(BATCHES)
 
 
+def timed(load: TierLoad, scv: float) -> tuple[np.ndarray, Stationary]:
+    """CPU seconds, the best of three each: chain, stationary law, means, one type's law."""
+    best = np.full(4, np.inf)
+    for _ in range(3):
+        marks = [time.process_time()]
+        chain = Chain.of(load, scv)
+        assert chain.capacity > load.arrival_rate
+        marks.append(time.process_time())
+        state = solve(chain, load.arrival_rate)
+        marks.append(time.process_time())
+        assert state.moments[0].min() >= 0
+        marks.append(time.process_time())
+        state.excess.cdf(0, np.array(1.0))
+        marks.append(time.process_time())
+        best = np.minimum(best, np.diff(marks))
+    return best, state
+
+
+def speeds(name: str, work: Workload) -> None:
+    """CPU milliseconds of one workload at every load."""
+    scv = work.output_scv
+    chain = Chain.of(work.load(1.0), scv)
+    print(
+        f"\n{name}: {work.slots} slots, {len(work.new)} types, {chain.stages} stages, "
+        f"{len(chain.slots.occupied)} occupations, {chain.batch.fits.shape[1]} classes; "
+        f"capacity {chain.capacity:.3f}/s",
+        flush=True,
+    )
+    for share in LOADS:
+        load = work.load(share * chain.capacity)
+        cost, state = timed(load, scv)
+        model = StepChain(scv)
+        model.mean(load)
+        began = time.process_time()
+        for part in np.linspace(0.98, 1.0, 200):
+            model.mean(load.scaled(part))
+        again = (time.process_time() - began) / 200
+        shown = " + ".join(f"{1e3 * x:.1f}" for x in cost)
+        print(
+            f"  load {share}: chain + law + means + CDF {shown} ms = {1e3 * cost.sum():.0f} ms; "
+            f"interpolated mean {1e6 * again:.0f} us; {state.iterations} chain steps, "
+            f"{state.law.shape[2]} queue lengths, tail {state.tail:.0e}",
+            flush=True,
+        )
+
+
 def main() -> None:
     global STEP, AHEAD
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=400_000)
     parser.add_argument("--workloads", default="ABCDEF")
     parser.add_argument("--device", help="step time and scheduling of this record")
+    parser.add_argument("--speed", action="store_true", help="CPU seconds only, no simulation")
     given = parser.parse_args()
     if given.device is not None:
         from cluster.devices import load_device
@@ -139,6 +190,9 @@ def main() -> None:
         STEP, AHEAD = profile.step_time, profile.async_scheduling
     for name in given.workloads:
         work = workloads()[name]
+        if given.speed:
+            speeds(name, work)
+            continue
         capacity = work.capacity()
         scv = work.output_scv
         chain = Chain.of(work.load(1.0), scv)
@@ -164,18 +218,10 @@ def main() -> None:
                     f"{100 * (a / b - 1):+.1f}" for a, b in zip(found, truth, strict=True)
                 )
                 print(f"    {label.partition(':')[0]:13s} {off}")
-            best = [np.inf] * 2
-            for _ in range(3):
-                start = time.process_time()
-                fresh = Chain.of(load, scv)
-                state = solve(fresh, load.arrival_rate)
-                _ = state.moments
-                middle = time.process_time()
-                law = get_delay_model(f"step_chain:{scv}").excess(load)
-                law.cdf(0, np.array(1.0))
-                best = [min(best[0], middle - start), min(best[1], time.process_time() - middle)]
+            cost, state = timed(load, scv)
+            means, law = 1e3 * cost[:3].sum(), 1e3 * cost[3]
             print(
-                f"    CPU: means {1e3 * best[0]:.0f} ms, one type's law {1e3 * best[1]:.0f} ms; "
+                f"    CPU: means {means:.0f} ms, one type's law {law:.0f} ms; "
                 f"{state.iterations} chain steps, {state.law.shape[2]} queue lengths, "
                 f"tail {state.tail:.0e}"
             )
