@@ -65,7 +65,9 @@ class Rests:
         group = np.where(long, np.cumsum(long) if steps <= MOST_LONG else 1, 0).astype(np.int64)
         laws = _rest(mix, group, fresh, slots, cell, window)
         table = np.zeros((len(laws), laws.shape[2]), dtype=np.int64)
-        owner, shares, parts = [], [], []
+        owner: list[int] = []
+        shares: list[float] = []
+        parts: list[np.ndarray] = []
         for g, law in enumerate(laws):
             low = 0
             for high in _edges(law[0], cell, window, 1 if g else CLASSES):
