@@ -262,8 +262,11 @@ def test_errors_of_a_step_time_hold_how_the_speed_of_its_own_kind_moved():
     steady = fit_steps(step_rows(log))[1]
     moved = fit_steps(step_rows({**log, "started": begun, "finished": begun + taken}))[1]
     assert steady.coefficients["movement_decode"] < 0.01
-    # Half at 1, half at 1.4 of one speed: a deviation of 0.2 in 1.2.
-    assert moved.coefficients["movement_decode"] == pytest.approx(0.2 / 1.2, rel=0.15)
+    # Half at 1, half at 1.4: least squares of relative errors stand at 1.135, six parts at 0.88 of
+    # it and six at 1.23.
+    parts = np.repeat([1.0, 1.4], 6) / ((1 + 1 / 1.4) / (1 + 1 / 1.4**2))
+    expected = float(np.std(parts, ddof=1))
+    assert moved.coefficients["movement_decode"] == pytest.approx(expected, rel=0.15)
     assert moved.coefficients["movement_prefill"] < 0.01
     for name in ("c_dec", "e"):
         # What another half of the log would have found lies within two standard errors.

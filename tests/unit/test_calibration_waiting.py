@@ -108,7 +108,7 @@ def test_erlang_c_is_right_about_an_mmc_queue():
 
 
 def test_the_simulator_is_right_about_itself_and_erlang_c_is_not(monkeypatch):
-    monkeypatch.setattr(waiting, "DELAY_MODELS", {"erlang_c": None})
+    monkeypatch.setattr(waiting, "independent_models", lambda: ["erlang_c"])
     classes = (RequestClass("a", 0.5, 256, 0, 8.0), RequestClass("b", 0.5, 512, 512, 8.0))
     draw = np.random.default_rng(3)
     count, rate = 1500, 25.0
