@@ -28,8 +28,8 @@ SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Loads of Fig. 8, shares of the greatest load-aware intensity."""
 LONG_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 """Probabilities of the long type, Fig. 9."""
-HEAVY = (0.85, 1.0)
-"""Loads of Figs. 10 and 11 beside those of the paper; the greatest intensity is that of the
+HEAVY = (0.85,)
+"""Load of Figs. 10 and 11 beside those of the paper; the greatest intensity is that of the
 preset's mix, and other mixes serve more."""
 FREE_STEP = 0.1
 """Grid of the mixes without bounds."""
