@@ -30,7 +30,8 @@ def plan(
         str | None, typer.Option("--delay-model", help="instead of the scenario's")
     ] = None,
     method: Annotated[
-        str, typer.Option("--method", help="of --placement: spsa, or grid (exhaustive)")
+        str,
+        typer.Option("--method", help="of --placement: spsa, gradient (smooth), grid (exhaustive)"),
     ] = "spsa",
     evaluations: Annotated[
         int,
@@ -148,6 +149,8 @@ def plan(
         document = found.to_dict()
         lines = [f"{name}: {share:.4f}" for name, share in found.fraction.items()]
         lines.append(f"coverage {found.coverage:.4f}, {found.evaluations} operating points")
+        if found.refused:
+            lines.append(f"{found.refused} of them beyond what the delay model was fitted for")
         if not found.feasible:
             lines.append("no stable placement was found")
     else:

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from testbed.theory.delay.base import DelayModel, ExcessDelay, TierLoad
+from testbed.theory.delay.search_model import search_model
 from testbed.theory.geometry import associate
 from testbed.theory.overload import overload_growth, penalised_means
 from testbed.theory.search import SPARE_SERVERS, Curve, Search, relative_change
@@ -26,7 +27,8 @@ def fitted_waits(
     converges like Newton's method in the load; what the mix does to the wait enters with the next
     fit, damped by η when the change grows.
     """
-    system, policy, model = search.system, search.policy, Remembered(search.model)
+    system, policy = search.system, search.policy
+    model = Remembered(search_model(search.model))
     wait = np.zeros(system.shape) if start is None else start.copy()
     wait[:, system.density <= 0] = 0.0
     level = np.zeros(system.shape[1])

@@ -18,6 +18,8 @@ from testbed.theory.operating_point import OperatingPoint, solve
 from testbed.theory.system import System
 from testbed.tier_engine import tier_step_times
 
+_TOLD_APART = 0.01
+"""Relative difference between advertised and caused waits above which the outcome says so."""
 _HISTORY = 200
 """Most steps of the convergence history that an outcome carries."""
 
@@ -132,6 +134,11 @@ def assemble(scenario: Scenario, delay_model: str, latency: Latency) -> Outcome:
             f"the operating point did not settle to {scenario.solver.tolerance:g} in "
             f"{point.iterations} iterations" + (f": {point.unsettled}" if point.unsettled else "")
         )
+    if (off := _interpolated(point)) > _TOLD_APART:
+        warnings.append(
+            f"the waits that the policy looks at are interpolated between mixes: up to "
+            f"{100 * off:.1f} % from those of the delay model at the operating point"
+        )
     notes = (latency.model.caveat(load) for load in point.loads if load.arrival_rate > 0)
     warnings.extend(note for note in notes if note is not None)
     return Outcome(
@@ -166,6 +173,22 @@ def assemble(scenario: Scenario, delay_model: str, latency: Latency) -> Outcome:
         warnings=tuple(warnings),
         extra={"convergence": _history(system, point), **latency.details},
     )
+
+
+def _interpolated(point: OperatingPoint) -> float:
+    """Largest relative difference between a wait that is advertised and the one that it causes,
+    at tiers with traffic of a point that settled; mean over types, or over a hundredth of the
+    residual prefill where that is longer."""
+    if not (point.converged and point.feasible) or not point.advertised.any():
+        return 0.0
+    worst = 0.0
+    for s, load in enumerate(point.loads):
+        if load.arrival_rate > 0:
+            caused = float(load.weights @ point.wait[:, s])
+            told = float(load.weights @ point.advertised[:, s])
+            least = 0.01 * float(load.weights @ load.residual_prefill)
+            worst = max(worst, abs(told - caused) / max(caused, least, 1e-300))
+    return worst
 
 
 def _tier(system: System, point: OperatingPoint, s: int, law: ExcessDelay | None) -> Tier:

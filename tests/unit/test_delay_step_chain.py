@@ -15,11 +15,15 @@ from testbed.step_time import StepTime
 from testbed.theory.delay import step_chain_kernel as kernel
 from testbed.theory.delay.base import TierLoad, get_delay_model
 from testbed.theory.delay.birth_death import BirthDeath
+from testbed.theory.delay.search_model import search_model
 from testbed.theory.delay.step_chain import Chain, StepChain, solve
 from testbed.theory.delay.step_chain_batch import two_points
 from testbed.theory.delay.step_chain_mix import MixedStepChain, surrounding
 from testbed.theory.delay.step_chain_slots import SequenceSlots
 from testbed.theory.delay.token_server import TokenServer
+from testbed.theory.fitted import Remembered
+from testbed.theory.predict import pose, settle
+from tests.unit.scenarios import small
 
 STEP = StepTime(
     c_pre=3.7e-3, p=1e-3, c_both=1e-3, a=39.5e-6, b=30e-9, d=62e-9, c_dec=2.7e-3, e=1.1e-4, f=2.6e-7
@@ -261,3 +265,16 @@ def test_the_mixed_chain_is_the_chain_on_its_grid_and_close_to_it_between():
         )  # fmt: skip
         assert model.mean(load) == pytest.approx(exact.mean(load), rel=tolerance)
         assert model.utilisation(load) == pytest.approx(exact.utilisation(load), rel=tolerance)
+
+
+def test_the_fixed_point_asks_a_chain_between_mixes_and_answers_with_the_chain():
+    asked = small().with_field("memory.per_sequence", 130 * 32 * 2048)
+    system, policy, model = pose(asked, delay_model="step_chain", step_time=STEP)
+    point = settle(asked, system, policy, model)
+    assert point.converged and search_model(model) is search_model(model)
+    for s, load in enumerate(point.loads):
+        assert point.wait[:, s] == pytest.approx(StepChain().mean(load))
+        assert point.advertised[:, s] == pytest.approx(point.wait[:, s], rel=0.1)
+    # The same search by the chain itself, a new one at every mix.
+    exact = settle(asked, system, policy, Remembered(model))
+    assert point.association == pytest.approx(exact.association, abs=0.01)

@@ -122,8 +122,11 @@ def test_the_stochastic_search_is_not_worse_than_the_grid(intensity: float) -> N
     found = plan_placement(scenario, allowed, evaluations=250, seed=3)
     assert found.feasible and found.evaluations <= 250
     assert found.coverage >= grid.coverage - 1e-6
-    best = np.array(list(found.fraction.values()))
-    assert allowed.contains(best, 1e-9)
+    climbed = plan_placement(scenario, allowed, method="gradient")
+    assert climbed.feasible and climbed.evaluations <= 120
+    assert climbed.coverage >= grid.coverage - 1e-4
+    for plan in (found, climbed):
+        assert allowed.contains(np.array(list(plan.fraction.values())), 1e-9)
     check = scenario.to_dict()
     for profile in check["profiles"]:
         profile["fraction"] = found.fraction[profile["name"]]

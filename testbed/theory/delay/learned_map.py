@@ -4,17 +4,16 @@ For each profile a surface is fitted once on simulated engines; the scenario nam
 ``learned_map:map.json``. With ρ the share of the capacity C(mix, slots) and v = ln(λ Σ w_q p_q)
 the load that prefills alone are (p_q seconds of an unloaded prefill), a type's law is
 
-    logit P(excess > t) = shift(v, mix) + surface(ln t − φ(ρ), logit ρ, log₂ slots, mix),
-    φ(ρ) = ln(1 + ρ⁴/(1 − ρ)).
+    logit P(excess > t) = shift(v, mix) + surface(ln t, logit ρ, log₂ slots, mix).
 
 By their coefficients the surface falls in the delay and with slots and rises in the load, the
 shift rises in v, and C rises with slots: so more load at the same slots, or fewer slots at the
-same load, never make a delay likely to be shorter. φ is the scaling of heavy traffic; as λ → 0 a
-delay is as likely as another request is near, ∝ λ. All of it is smooth, and
-:meth:`LearnedMap.gradient` is exact.
+same load, never make a delay likely to be shorter. As λ → 0 a delay is as likely as another
+request is near, ∝ λ. All of it is smooth, and :meth:`LearnedMap.gradient` is exact.
 
 It is known for loads up to the largest that was simulated. A law beyond it, other slots, prompts
-or step times are refused; a search passes beyond it by heavy traffic's scaling on its way only.
+or step times are refused; only a search passes beyond it on its way, by delays that go on growing
+like 1/(1 − ρ).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Surface(_Part):
     """Coefficients of logit P(excess > t), one row per type; see `learned_map`."""
 
     unit: float = Field(gt=0, description="s; delays are divided by it before the logarithm")
-    delay: Axis = Field(description="of ln(t/unit) − φ(ρ)")
+    delay: Axis = Field(description="of ln(t/unit)")
     load: Axis = Field(description="of logit ρ")
     demand: Axis = Field(description="of v = ln(λ Σ w p)")
     tail: float = Field(gt=0, description="decay beyond the delay axis, per its last delay")

@@ -15,7 +15,6 @@ import numpy as np
 from scipy.sparse import block_diag, csr_matrix, vstack
 
 from testbed.theory.delay.learned_map_file import Surface
-from testbed.theory.delay.learned_map_point import stretch
 from testbed.theory.delay.monotone_fit import differences, ordered_least_squares
 from testbed.theory.delay.monotone_surface import Axis, MixBasis
 
@@ -27,7 +26,7 @@ LEAST_COUNT = 20
 """Samples beyond a point, at least."""
 BATCHES = 20
 
-_DELAY_SPANS, _LOAD_SPANS, _DEMAND_SPANS = 11, 4, 3
+_DELAY_SPANS, _LOAD_SPANS, _DEMAND_SPANS = 13, 4, 3
 _RIDGE = 1e-3
 
 
@@ -88,18 +87,18 @@ def _logit(p: np.ndarray | float) -> np.ndarray:
 
 
 def slots_axis(least: int, most: int) -> Axis:
-    """An axis of log₂ slots, a knot about every threefold."""
+    """An axis of log₂ slots, a knot about every doubling."""
     low, high = float(np.log2(least)), float(np.log2(most))
     if least == most:
         return Axis(knots=(low,), degree=0)
-    spans = max(1, round((high - low) / np.log2(3.0)))
+    spans = max(1, round(high - low))
     knots = np.linspace(low, high, spans + 1).tolist()
     return Axis(knots=tuple(knots), degree=1 if most == least + 1 else 2)
 
 
 def mix_degree(types: int) -> int:
     """Degree of the Bernstein polynomials over the mix."""
-    return (0, 3, 2)[min(types, 3) - 1]
+    return 2 if types > 1 else 0
 
 
 def fit_seconds(laws: Sequence[SimulatedLaw], slots: Axis, mix: MixBasis) -> np.ndarray:
@@ -154,14 +153,7 @@ def fit_surface(
         [law.rate * (k @ seconds @ m) for law, k, m in zip(laws, of_slots, of_mix, strict=True)]
     )
     v = np.log([law.rate * float(law.mix @ prefill) for law in laws])
-    phi = np.array([stretch(min(r, 1.0 - 1e-9))[0] for r in rho])
-    pooled = np.concatenate(
-        [
-            np.log(p.seconds[p.seconds > 0]) - s
-            for each, s in zip(points, phi, strict=True)
-            for p in each
-        ]
-    )
+    pooled = np.log(np.concatenate([p.seconds[p.seconds > 0] for each in points for p in each]))
     unit = float(np.exp(np.median(pooled)))
     load = Axis(knots=tuple(np.linspace(*_logit(np.array(loads)), _LOAD_SPANS + 1)), degree=2)
     demand = Axis(knots=tuple(np.linspace(v.min(), v.max(), _DEMAND_SPANS + 1)), degree=2)
@@ -197,7 +189,7 @@ def fit_surface(
             if not p.logit.size:
                 continue
             with np.errstate(divide="ignore"):
-                y = np.log(p.seconds / unit) - phi[i]
+                y = np.log(p.seconds / unit)
             of_delay = delay.basis(np.clip(y, delay.knots[0], delay.knots[-1]))
             weight = 1.0 / (p.error**2 + FLOOR**2)
             inner = of_delay.T @ (of_delay * weight[:, None])

@@ -42,11 +42,12 @@ class LoadPoint:
     slopes: LoadSlopes | None = None
 
 
-def stretch(rho: float) -> tuple[float, float]:
-    """φ(ρ) and dφ/dρ."""
-    spare = 1.0 - rho
-    heavy = rho**4 / spare
-    return float(np.log1p(heavy)), (4.0 * rho**3 + heavy) / spare / (1.0 + heavy)
+def stretch(rho: float, most: float) -> tuple[float, float]:
+    """ln((1 − ρ_most)/(1 − ρ)) beyond the largest load that was fitted, and its slope; else 0."""
+    if rho <= most:
+        return 0.0, 0.0
+    spare = 1.0 - min(rho, 1.0 - 1e-12)
+    return float(np.log((1.0 - most) / spare)), 1.0 / spare
 
 
 def capacity_seconds(profile: LearnedProfile, weights: np.ndarray, slots: float) -> float:
@@ -69,7 +70,7 @@ def locate(
     seconds = float(of_slots @ profile.seconds_table @ mix)
     rho = rate * seconds
     inside = min(max(rho, profile.least_load), profile.most_load)
-    phi, phi_slope = stretch(min(rho, 1.0 - 1e-12))
+    further, further_slope = stretch(rho, profile.most_load)
     prefill = np.array(profile.prefill_seconds)
     demand = float(weights @ prefill)
     v = np.asarray(np.log(min(rho, profile.most_load) / seconds * demand))
@@ -82,7 +83,7 @@ def locate(
     shift_mixed = surface.shift_table @ mix
     shift = shift_mixed @ surface.demand.basis(v) + min(float(v) - low, 0.0)
     coefficients = here @ surface.load.basis(u) + shift[:, None]
-    log_scale = phi + float(np.log(surface.unit))
+    log_scale = further + float(np.log(surface.unit))
     if not slopes:
         return LoadPoint(rho, log_scale, coefficients)
 
@@ -115,5 +116,5 @@ def locate(
         rho,
         log_scale,
         coefficients,
-        LoadSlopes(by_rho, phi_slope * by_rho, by + by_shift[:, None, :]),
+        LoadSlopes(by_rho, further_slope * by_rho, by + by_shift[:, None, :]),
     )

@@ -16,6 +16,7 @@ from scipy.optimize import root
 
 from testbed.routing.policies import Policy
 from testbed.theory.delay.base import DelayModel, TierLoad
+from testbed.theory.delay.search_model import search_model
 from testbed.theory.operating_point import SPARE_SERVERS, OperatingPoint
 from testbed.theory.overload import overload_growth, overload_reason, unsettled_reason
 from testbed.theory.system import System
@@ -124,7 +125,7 @@ def operating_point(
     if policy.load_aware:
         found = settle(
             system,
-            model,
+            search_model(model),
             associate,
             tolerance=tolerance,
             max_iterations=max_iterations,

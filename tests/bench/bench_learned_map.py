@@ -1,0 +1,142 @@
+"""Placement search by a learned map, beside the models that it stands for.
+
+Run: ``python tests/bench/bench_learned_map.py SCENARIO --learned map.json [--table table.json]
+[--models learned_map,delay_map,step_chain_mix] [--parts 10] [--evaluations 2000] [--json FILE]``
+
+Every model is asked for the coverage of every placement on the same grid: its best placement, what
+the learned map says of that placement (how much coverage is lost by believing the other model),
+CPU seconds for the grid, and evaluations a second, the first pass with everything that the model
+keeps still to be made, the second with it made. Then the searches themselves, along the slope and
+by SPSA, with the learned map, and what a mean with and without its gradient costs. ``delay_map``
+needs a table, made for one placement (``testbed delay-map SCENARIO --out table.json``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.outcome import dump_json, write_atomically
+from testbed.scenario import Scenario
+from testbed.theory.constraints import PlacementSet
+from testbed.theory.delay.base import TierLoad
+from testbed.theory.delay.learned_map import LearnedMap
+from testbed.theory.placement import Objective, objective, plan_placement, simplex_grid
+from testbed.theory.predict import locate
+
+
+def coverages(value: Objective, places: list[np.ndarray]) -> tuple[np.ndarray, float]:
+    """Coverage of every placement (negative: none, or beyond the model), and CPU seconds."""
+    began = time.process_time()
+    return np.array([value(place) for place in places]), time.process_time() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("scenario", type=Path)
+    parser.add_argument("--learned", required=True)
+    parser.add_argument("--table")
+    parser.add_argument("--models", default="learned_map,delay_map,step_chain_mix")
+    parser.add_argument("--parts", type=int, default=10)
+    parser.add_argument("--evaluations", type=int, default=2000)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    scenario = Scenario.load(given.scenario)
+    allowed = PlacementSet.of(scenario)
+    places = [p for p in simplex_grid(len(scenario.profiles), given.parts) if allowed.contains(p)]
+    labels = {
+        "learned_map": f"learned_map:{given.learned}",
+        "delay_map": f"delay_map:{given.table}",
+    }
+    target = scenario.targets.coverage_at[-1]
+    names = [s.name for s in scenario.profiles]
+    print(f"{len(places)} placements of {', '.join(names)}; coverage at {target:g} s")
+
+    # One evaluation compiles what is compiled.
+    objective(scenario, delay_model="erlang_c")(places[len(places) // 2])
+    judge = objective(scenario, delay_model=labels["learned_map"])
+    told, _ = coverages(judge, places)
+    best = float(told.max())
+    rows: list[dict[str, Any]] = []
+    for name in given.models.split(","):
+        value = objective(scenario, delay_model=labels.get(name, name))
+        found, first = coverages(value, places)
+        again, second = coverages(value, places)
+        at = int(found.argmax())
+        both = (found >= 0) & (told >= 0)
+        apart = found[both] - told[both]
+        rows.append(
+            {
+                "model": name,
+                "best": dict(zip(names, places[at].tolist(), strict=True)),
+                "coverage": float(found[at]),
+                "lost_by_learned_map": best - float(told[at]),
+                "without_answer": int((found < 0).sum()),
+                "mean_apart": float(np.abs(apart).mean()),
+                "most_apart": float(np.abs(apart).max()),
+                "per_second_first": len(places) / first,
+                "per_second_again": len(places) / second,
+                "repeats": float(np.abs(again - found).max()),
+            }
+        )
+        r = rows[-1]
+        print(
+            f"{name:15s} best {'/'.join(f'{x:.2f}' for x in places[at])} coverage "
+            f"{r['coverage']:.4f}, by the learned map {best - r['lost_by_learned_map']:.4f} of "
+            f"{best:.4f}; apart from it {r['mean_apart']:.4f} mean, {r['most_apart']:.4f} most; "
+            f"{r['without_answer']} without an answer; {r['per_second_first']:.3g} evaluations/s, "
+            f"then {r['per_second_again']:.3g}",
+            flush=True,
+        )
+
+    searches = []
+    for method in ("gradient", "spsa"):
+        began = time.process_time()
+        plan = plan_placement(
+            scenario,
+            allowed,
+            delay_model=labels["learned_map"],
+            method=method,
+            evaluations=given.evaluations,
+        )
+        seconds = time.process_time() - began
+        searches.append({**plan.to_dict(), "cpu_seconds": seconds})
+        print(
+            f"{method}: {'/'.join(f'{x:.4f}' for x in plan.fraction.values())} coverage "
+            f"{plan.coverage:.4f}; {plan.evaluations} evaluations ({plan.refused} beyond the map) "
+            f"in {seconds:.1f} s, {plan.evaluations / seconds:.3g} a second",
+            flush=True,
+        )
+    latency = locate(scenario, delay_model=labels["learned_map"])
+    assert isinstance(latency.model, LearnedMap)
+    costs = means(latency.model, latency.point.loads[0])
+    print(f"one mean {1e6 * costs[0]:.0f} us, with its gradient {1e6 * costs[1]:.0f} us")
+    if given.json is not None:
+        document = {
+            "placements": len(places),
+            "target": target,
+            "models": rows,
+            "searches": searches,
+            "mean_seconds": costs[0],
+            "gradient_seconds": costs[1],
+        }
+        write_atomically(given.json, dump_json(document, indent=True))
+
+
+def means(model: LearnedMap, load: TierLoad) -> tuple[float, float]:
+    """CPU seconds of one mean, and of one with its gradient."""
+    costs = []
+    for ask in (model.mean, model.gradient):
+        began = time.process_time()
+        for part in np.linspace(0.9, 1.0, 500):
+            ask(load.scaled(part))
+        costs.append((time.process_time() - began) / 500)
+    return costs[0], costs[1]
+
+
+if __name__ == "__main__":
+    main()
