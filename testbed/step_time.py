@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -71,6 +71,12 @@ class _StepTime(BaseModel, ABC):
 
     def __hash__(self) -> int:
         return hash(self._fields())
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic's; the copy packs its own coefficients."""
+        copied = super().model_copy(update=update, deep=deep)
+        vars(copied).pop("packed", None)
+        return copied
 
     @cached_property
     def packed(self) -> np.ndarray:

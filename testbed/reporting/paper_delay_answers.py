@@ -57,7 +57,7 @@ def answers(found: dict[str, Any]) -> list[Answer]:
     """The questions, answered by each model."""
     rows: list[Answer] = []
 
-    def row(question: str, each: Callable[[str, dict[str, Any]], str]) -> None:
+    def row(question: str, each: Callable[..., str]) -> None:
         rows.append({"question": question, **{n: each(n, v) for n, v in found["models"].items()}})
 
     def capacity(policy: str) -> Callable[[str, dict[str, Any]], str]:

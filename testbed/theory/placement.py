@@ -216,7 +216,7 @@ def gradient_search(
         left = evaluations - value.evaluations
         if left <= size:
             break
-        found = minimize(
+        found = minimize(  # type: ignore[call-overload,unused-ignore]
             worth,
             here,
             method="SLSQP",

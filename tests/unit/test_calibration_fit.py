@@ -277,3 +277,10 @@ def test_errors_of_a_step_time_hold_how_the_speed_of_its_own_kind_moved():
 def test_too_few_steps_tell_no_movement():
     assert movement_of(np.ones(5), np.ones(5)) == 0.0
     assert movement_of(np.full(240, 2.0), np.full(240, 1.0)) == pytest.approx(0.0)
+
+
+def test_a_changed_copy_of_a_step_time_computes_with_what_was_changed():
+    before = STEP.seconds([(100, 0)])
+    slower = STEP.model_copy(update={"c_pre": STEP.c_pre + 1.0})
+    assert slower.seconds([(100, 0)]) == pytest.approx(before + 1.0)
+    assert STEP.seconds([(100, 0)]) == before

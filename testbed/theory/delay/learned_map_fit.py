@@ -155,7 +155,8 @@ def fit_surface(
     v = np.log([law.rate * float(law.mix @ prefill) for law in laws])
     pooled = np.log(np.concatenate([p.seconds[p.seconds > 0] for each in points for p in each]))
     unit = float(np.exp(np.median(pooled)))
-    load = Axis(knots=tuple(np.linspace(*_logit(np.array(loads)), _LOAD_SPANS + 1)), degree=2)
+    least, most = (float(x) for x in _logit(np.array(loads)))
+    load = Axis(knots=tuple(np.linspace(least, most, _LOAD_SPANS + 1)), degree=2)
     demand = Axis(knots=tuple(np.linspace(v.min(), v.max(), _DEMAND_SPANS + 1)), degree=2)
     delay = _delay_axis(pooled - np.log(unit))
 
@@ -166,12 +167,14 @@ def fit_surface(
         for r, k, m in zip(rho, of_slots, of_mix, strict=True)
     ]
     shifted = [np.outer(demand.basis(x), m).ravel() for x, m in zip(v, of_mix, strict=True)]
-    order = block_diag(
-        [
-            vstack([-differences(shape, 0), differences(shape, 1), -differences(shape, 2)]),
-            differences((demand.count, mix.count), 0),
-        ]
-    ).tocsr()
+    order = csr_matrix(
+        block_diag(
+            [
+                vstack([-differences(shape, 0), differences(shape, 1), -differences(shape, 2)]),
+                differences((demand.count, mix.count), 0),
+            ]
+        )
+    )
     bends = block_diag(
         [
             vstack([differences(shape, axis, 2) for axis in range(3)]),
