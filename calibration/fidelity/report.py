@@ -29,6 +29,8 @@ from testbed.reporting.page import Finding, Section, write_page
 from testbed.reporting.style import DASHES, FAINT, INK, MARKERS, PALETTE, panels, save, styled
 from testbed.reporting.table import Cell, Table, Tone, figure, words
 
+FEW_CELLS = 4
+"""Cells up to which the page's head names every miss."""
 TONES: dict[str, Tone] = {"within": "good", "misses": "bad", "cannot be told": "unsure"}
 LIMIT = 60.0
 """Errors beyond this many per cent are drawn at the edge."""
@@ -270,13 +272,20 @@ def _findings(cells: list[dict[str, Any]], counts: dict[str, dict[str, int]]) ->
             tone = "faint"
         text = ", ".join(f"{n} {name}" for name, n in row.items() if n)
         causes = misses(cells).get(model, {}) | unanswered(cells).get(model, {})
-        grounds = tuple(f"{cause}: {'; '.join(where)}" for cause, where in causes.items())
+        grounds = tuple(f"{cause}: {_where(where)}" for cause, where in causes.items())
         found.append(Finding(_MARKS[tone], tone, model, text, grounds))
     if floor := noisy(cells):
         found.append(Finding("?", "unsure", "noise", noise_line(floor)))
     for cell, why in invalid(cells).items():
         found.append(Finding("✗", "bad", cell, f"not valid: {why}"))
     return found
+
+
+def _where(cells: list[str]) -> str:
+    """The figures by name where they are few; the table of errors has them all."""
+    if len(cells) <= FEW_CELLS:
+        return "; ".join(cells)
+    return f"{sum(max(1, c.count('%')) for c in cells)} figures in {len(cells)} cells"
 
 
 _MARKS: dict[Tone, str] = {"good": "✓", "bad": "✗", "unsure": "?", "faint": "–"}

@@ -22,7 +22,7 @@ LABELS = {
 }
 """Names of delay models in figures; others keep their own."""
 ROLES = ("fallback", "shallow", "deep")
-OF_CAPACITY = "share of the greatest load-aware intensity"
+OF_CAPACITY = "share of load-aware capacity"
 
 
 def label(model: str) -> str:
@@ -60,6 +60,7 @@ def depth_figure(found: dict[str, Any]) -> Figure:
             linestyle=DASHES[k], label=label(name),
         )  # fmt: skip
     limit.set(title="Greatest intensity", xlabel="cached depth, tokens", yscale="log")
+    limit.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     limit.set_ylabel("requests/s per km²")
     limit.legend(fontsize=7)
     key(drawing, each[0])
