@@ -12,18 +12,15 @@ the table, or of another mix, is said in the outcome's warnings.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy.interpolate import PchipInterpolator
 
 from testbed.errors import ScenarioError
-from testbed.outcome import write_atomically
-from testbed.scenario import first_problem
 from testbed.theory.delay.base import DelayModel, ExcessDelay, TierLoad, register
+from testbed.theory.delay.table_file import TableFile
 
 MIX_TOLERANCE = 0.05
 """Total variation between a load's mix and the table's above which the outcome says so."""
@@ -112,28 +109,12 @@ class DelayTable(BaseModel):
         )
 
 
-class DelayMapFile(BaseModel):
+class DelayMapFile(TableFile):
     """Tables of all tiers of a scenario."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+    model: ClassVar[str] = "delay_map"
     schema_version: int = Field(default=1, ge=1, le=1)
     tables: tuple[DelayTable, ...] = Field(min_length=1)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a JSON file; :class:`ScenarioError` names the file and the field."""
-        try:
-            return cls.model_validate(orjson.loads(Path(path).read_bytes()))
-        except OSError as error:
-            raise ScenarioError(f"delay_model: delay_map:{path}: {error.strerror}") from None
-        except orjson.JSONDecodeError as error:
-            raise ScenarioError(f"{path}:{error.lineno}: {error.msg}") from None
-        except ValidationError as error:
-            raise ScenarioError(f"{path}: {first_problem(error)}") from None
-
-    def save(self, path: str | Path) -> None:
-        write_atomically(path, orjson.dumps(self.model_dump(mode="json")) + b"\n")
 
 
 class _Law:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from testbed.errors import ScenarioError
-from testbed.outcome import write_atomically
-from testbed.scenario import first_problem
 from testbed.step_time import AnyStepTime
 from testbed.theory.delay.monotone_surface import Axis, MixBasis
+from testbed.theory.delay.table_file import TableFile
 
 FIGURES = ("mean", "p50", "p90", "p99")
 PROBABILITIES = (0.5, 0.9, 0.99)
@@ -178,9 +174,10 @@ class LearnedEngine(_Part):
     block_size: int
 
 
-class LearnedMapFile(_Part):
+class LearnedMapFile(TableFile):
     """Surfaces of all profiles of a scenario, and where they come from."""
 
+    model: ClassVar[str] = "learned_map"
     schema_version: int = Field(default=1, ge=1, le=1)
     scenario: str = Field(description="name of the scenario that it was fitted for")
     seed: int
@@ -188,18 +185,3 @@ class LearnedMapFile(_Part):
     software: str = Field(description="of the testbed that simulated and fitted")
     engine: LearnedEngine
     profiles: tuple[LearnedProfile, ...] = Field(min_length=1)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a JSON file; :class:`ScenarioError` names the file and the field."""
-        try:
-            return cls.model_validate(orjson.loads(Path(path).read_bytes()))
-        except OSError as error:
-            raise ScenarioError(f"delay_model: learned_map:{path}: {error.strerror}") from None
-        except orjson.JSONDecodeError as error:
-            raise ScenarioError(f"{path}:{error.lineno}: {error.msg}") from None
-        except ValidationError as error:
-            raise ScenarioError(f"{path}: {first_problem(error)}") from None
-
-    def save(self, path: str | Path) -> None:
-        write_atomically(path, orjson.dumps(self.model_dump(mode="json")) + b"\n")
