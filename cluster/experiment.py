@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cluster.deployment import LOOPBACK, deployed
@@ -14,7 +14,7 @@ from cluster.session import ray_session
 from testbed.errors import ScenarioError
 from testbed.outcome import Outcome, write_atomically
 from testbed.routing.policies import get_policy
-from testbed.scenario import Scenario
+from testbed.scenario import EngineSpec, Scenario
 from testbed.workload.stream import RequestStream
 from testbed.workload.trace_stream import build_stream
 
@@ -22,6 +22,32 @@ from testbed.workload.trace_stream import build_stream
 def stream_of(scenario: Scenario, rate: float, count: int, seed: int) -> RequestStream:
     """The scenario's own requests, as :func:`cluster.run.run` asks for them."""
     return build_stream(scenario, rate=rate, count=count, seed=seed)
+
+
+def unmeasured(name: str, engine: EngineSpec, profiles: Mapping[str, str | None]) -> Scenario:
+    """Replicas to start before anything is known of their engine: all else is a placeholder.
+
+    ``profiles`` : {profile: its own engine, or None for that of ``engine``}
+    """
+    share = 1.0 / len(profiles)
+    return Scenario.from_dict(
+        {
+            "name": name,
+            "radio": {"model": "power_law", "xi": 0.05, "alpha": 2.0},
+            "nodes": {"density": 1.0},
+            "demand": {"intensity": 1.0},
+            "prefill": {"linear": 1e-4},
+            "memory": {"capacity": 1e12, "per_sequence": 1e9, "per_token": 1.0},
+            "requests": [{"name": "any", "probability": 1.0, "tokens": 1}],
+            "profiles": [
+                {"name": n, "fraction": share, "persistent_bytes": 0, "reusable": {"any": 0}}
+                | ({"engine": own} if own else {})
+                for n, own in profiles.items()
+            ],
+            "engine": engine.model_dump(exclude_none=True),
+        },
+        name,
+    )
 
 
 def run_scenario(

@@ -14,6 +14,7 @@ from calibration.fidelity.workload import NodeWorkload, study_workloads, trace_w
 from calibration.record import Calibration
 from cluster.devices import engine_on_device, load_device
 from cluster.engines.base import model_config, model_directory, nominal_bytes_per_token
+from cluster.experiment import unmeasured
 from testbed.errors import CalibrationError
 from testbed.outcome import dump_json, write_atomically
 from testbed.scenario import EngineSpec, Memory, Prefill, Scenario
@@ -72,23 +73,7 @@ class FidelityPlan:
 
     def alone(self, workload: NodeWorkload) -> Scenario:
         """A scenario of one replica, for the deployment alone."""
-        return Scenario.from_dict(
-            {
-                "name": "fidelity",
-                "policy": "nearest",
-                "radio": {"model": "power_law", "xi": 1e-6, "alpha": 2.0},
-                "nodes": {"density": 1.0},
-                "demand": {"intensity": 1.0},
-                "prefill": {"linear": 1e-4},
-                "memory": {"capacity": 1e12, "per_sequence": 1e9, "per_token": 1.0},
-                "requests": [{"name": "any", "probability": 1.0, "tokens": 1}],
-                "profiles": [
-                    {"name": "only", "fraction": 1.0, "persistent_bytes": 0, "reusable": {"any": 0}}
-                ],
-                "engine": self.engine(workload).model_dump(exclude_none=True),
-            },
-            "fidelity",
-        )
+        return unmeasured("fidelity", self.engine(workload), {"only": None})
 
     def config(self, workload: NodeWorkload) -> EngineConfig:
         """The same engine for the simulator."""

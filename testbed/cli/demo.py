@@ -191,27 +191,9 @@ class Demo:
 
     def _bootstrap(self) -> Scenario:
         """The engine alone, with placeholders that :meth:`_scenario` replaces."""
-        from testbed.scenario import Scenario
+        from cluster.experiment import unmeasured
 
-        names = ("fallback", "deep")
-        return Scenario.from_dict(
-            {
-                "name": "demo",
-                "radio": RADIO,
-                "nodes": {"density": 1.0},
-                "demand": {"intensity": 1.0},
-                "prefill": {"linear": 1e-4},
-                "memory": {"capacity": 1e12, "per_sequence": 1e9, "per_token": 1.0},
-                "requests": [{"name": "any", "probability": 1.0, "tokens": 1}],
-                "profiles": [
-                    {"name": n, "fraction": 0.5, "persistent_bytes": 0, "reusable": {"any": 0}}
-                    | ({"engine": self._deep_engine} if i == DEEP and self._deep_engine else {})
-                    for i, n in enumerate(names)
-                ],
-                "engine": self._engine.model_dump(exclude_none=True),
-            },
-            "demo",
-        )
+        return unmeasured("demo", self._engine, {"fallback": None, "deep": self._deep_engine})
 
     # -- steps --
 
