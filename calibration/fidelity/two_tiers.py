@@ -25,7 +25,7 @@ from testbed.simulation.engine_model import EngineConfig
 from testbed.simulation.engine_network import engine_config
 from testbed.step_time import AnyStepTime
 from testbed.theory import predict
-from testbed.theory.delay.step_chain import chunked
+from testbed.theory.delay.step_chain_node import chunked
 from testbed.theory.operating_point import OperatingPoint
 from testbed.theory.predict import pose, settle
 

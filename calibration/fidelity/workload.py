@@ -13,7 +13,7 @@ from testbed.seeds import generator
 from testbed.simulation.engine_model import EngineConfig, EngineTrace, simulate_engine
 from testbed.step_time import AnyStepTime
 from testbed.theory.delay.base import TierLoad
-from testbed.theory.delay.step_chain import chunked
+from testbed.theory.delay.step_chain_node import chunked
 
 TYPES = 4
 """Request types fitted to a trace."""

@@ -18,7 +18,7 @@ from testbed.step_time import AnyStepTime
 from testbed.theory.delay.base import TierLoad
 from testbed.theory.delay.engine_load import calibrated
 from testbed.theory.delay.learned_map_fit import SimulatedLaw
-from testbed.theory.delay.step_chain import chunked
+from testbed.theory.delay.step_chain_node import chunked
 from testbed.theory.system import System
 
 _WARM_UP = 0.1

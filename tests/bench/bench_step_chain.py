@@ -35,7 +35,9 @@ from calibration.fidelity.prediction import model_figures
 from testbed.simulation.engine_model import EngineConfig, simulate_engine
 from testbed.step_time import StepTime
 from testbed.theory.delay.base import TierLoad, get_delay_model
-from testbed.theory.delay.step_chain import Chain, Stationary, StepChain, solve
+from testbed.theory.delay.step_chain import StepChain
+from testbed.theory.delay.step_chain_node import Chain
+from testbed.theory.delay.step_chain_stationary import Stationary, solve
 
 STEP = StepTime(
     c_pre=3.7e-3, p=1e-3, c_both=1e-3, a=39.5e-6, b=30e-9, d=62e-9, c_dec=2.7e-3, e=1.1e-4, f=2.6e-7

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from testbed.errors import ScenarioError
 from testbed.simulation.engine_model import EngineConfig, simulate_engine
 from testbed.step_time import StepTime
-from testbed.theory.delay import step_chain_kernel as kernel
+from testbed.theory.delay import step_chain_forward as forward
 from testbed.theory.delay.base import TierLoad, get_delay_model
 from testbed.theory.delay.birth_death import BirthDeath
 from testbed.theory.delay.search_model import search_model
-from testbed.theory.delay.step_chain import Chain, StepChain, solve
+from testbed.theory.delay.step_chain import StepChain
 from testbed.theory.delay.step_chain_batch import two_points
 from testbed.theory.delay.step_chain_mix import MixedStepChain, surrounding
+from testbed.theory.delay.step_chain_node import Chain
 from testbed.theory.delay.step_chain_slots import SequenceSlots
+from testbed.theory.delay.step_chain_stationary import solve
 from testbed.theory.delay.token_server import TokenServer
 from testbed.theory.fitted import Remembered
 from testbed.theory.predict import pose, settle
@@ -79,7 +81,7 @@ def test_the_chain_conserves_mass_time_and_requests(kind):
         assert found.law.sum() == pytest.approx(1.0, abs=1e-9)
         assert found.law.min() >= 0
         # Every request is completed once: completions per step are arrivals per step.
-        present = kernel.by_occupied(found.law, chain.slots.occupied, chain.count)
+        present = forward.by_occupied(found.law, chain.slots.occupied, chain.count)
         present[0, 0, 1] += present[0, 0, 0]
         present[0, 0, 0] = 0.0
         done = 0.0
@@ -103,7 +105,7 @@ def test_little_gives_the_mean_time_to_first_token(kind):
     found = solve(chain, rate)
     waiting = 0.0
     batch = chain.batch
-    present = kernel.by_occupied(found.law, chain.slots.occupied, chain.count)
+    present = forward.by_occupied(found.law, chain.slots.occupied, chain.count)
     present[0, 0, 1] += present[0, 0, 0]
     present[0, 0, 0] = 0.0
     for n in range(chain.count + 1):

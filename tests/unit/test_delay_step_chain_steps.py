@@ -8,7 +8,8 @@ import pytest
 from testbed.simulation.engine_model import EngineConfig, simulate_engine
 from testbed.step_time import StepTime
 from testbed.theory.delay.base import TierLoad
-from testbed.theory.delay.step_chain import Chain, StepChain, chunked
+from testbed.theory.delay.step_chain import StepChain
+from testbed.theory.delay.step_chain_node import Chain, chunked
 
 STEP = StepTime(
     c_pre=3.7e-3, p=1e-3, c_both=1e-3, a=39.5e-6, b=30e-9, d=62e-9, c_dec=2.7e-3, e=1.1e-4, f=2.6e-7

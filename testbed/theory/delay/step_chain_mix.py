@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from testbed.theory.delay.base import DelayModel, ExcessDelay, TierLoad, register
-from testbed.theory.delay.step_chain import NODES, Stationary, StepChain, scv_of
+from testbed.theory.delay.step_chain import NODES, StepChain, scv_of
+from testbed.theory.delay.step_chain_stationary import Stationary
 
 PARTS = 4
 """Cells along an edge of the simplex of mixes."""
