@@ -107,85 +107,94 @@ def serve(
     """y = x after a step: prompts enter, and arrivals join.
 
     ``length_whole`` and ``length_cut`` (c + 1, F, c + 1) say how much of an arrival law counts.
+    What would come to stand above the top level stays there.
     """
     y[:] = 0.0
     states, kinds, levels = x.shape
     slots = fits.shape[0] - 1
-    joint = np.zeros(levels)
+    # Queues after arrivals, with room above the top level.
+    queue = np.zeros(levels + for_whole.shape[3] + 1)
     for v in range(states):
         n = occupied[v]
         free = slots - n
         for f in range(kinds):
+            row = x[v, f]
             total = 0.0
             for q in range(levels):
-                total += abs(x[v, f, q])
+                total += abs(row[q])
             if total < 1e-16:
                 continue
             # All who wait are completed, fewer than the free slots.
             for q in range(min(free, levels)):
-                mass = x[v, f, q]
                 j = q
                 if n == 0 and q == 0 and f == 0:
                     j = 1
-                mass *= fits[n, f, j]
+                mass = row[q] * fits[n, f, j]
                 if mass == 0.0:
                     continue
-                u = joined[v, j]
-                law = for_whole[n, f, j]
-                for k in range(length_whole[n, f, j]):
-                    y[u, 0, min(k, levels - 1)] += mass * law[k]
+                _arrive(mass, for_whole[n, f, j], length_whole[n, f, j], y[joined[v, j], 0])
             # As many as there are free slots.
             p = fits[n, f, free]
-            if p > 0.0:
-                _pour(
-                    x[v, f], free, p, for_whole[n, f, free], length_whole[n, f, free],
-                    y[joined[v, free], 0],
-                )  # fmt: skip
+            if p > 0.0 and free < levels:
+                _pour(row, free, free, p, for_whole[n, f, free], length_whole[n, f, free], queue)
+                _add(1.0, queue, y[joined[v, free], 0])
             if kinds == 1:
                 continue
             for j in range(free):
                 p = fits[n, f, j] - fits[n, f, j + 1]
                 if p <= 1e-9:
                     continue
-                joint[:] = 0.0
-                law = for_cut[n, f, j]
-                for k in range(length_cut[n, f, j]):
-                    a = p * law[k]
-                    if n == 0 and f == 0 and j == 0:
-                        # The arrival that ends an idle time does not fit in one step.
-                        joint[min(1 + k, levels - 1)] += a * x[v, f, 0]
-                    # Somebody beyond the j is cut.
-                    inside = max(min(levels, levels - 1 + j - k), j + 1)
-                    _add(a, x[v, f, j + 1 : inside], joint[k + 1 :])
-                    for q in range(inside, levels):
-                        joint[levels - 1] += a * x[v, f, q]
+                # Somebody beyond the j is cut.
+                _pour(row, j + 1, j, p, for_cut[n, f, j], length_cut[n, f, j], queue)
+                if n == 0 and f == 0 and j == 0:
+                    # The arrival that ends an idle time does not fit in one step.
+                    _arrive(p * row[0], for_cut[n, f, 0], length_cut[n, f, 0], queue[1:levels])
                 u = joined[v, j]
                 for g in range(1, kinds):
                     a = left[n, f, j, g]
                     if a > 0.0:
-                        _add(a, joint, y[u, g])
+                        _add(a, queue, y[u, g])
 
 
 @numba.njit(cache=True)
 def _add(a: float, source: np.ndarray, result: np.ndarray) -> None:
-    """result += a·source, where source lies; on its own, so that it runs on vector units."""
-    for i in range(source.size):
+    """result += a·source, as far as result goes."""
+    for i in range(result.size):
         result[i] += a * source[i]
 
 
 @numba.njit(cache=True)
+def _arrive(a: float, law: np.ndarray, length: int, result: np.ndarray) -> None:
+    """result += a·law; what is beyond it at its last place."""
+    last = result.size - 1
+    for k in range(length):
+        result[min(k, last)] += a * law[k]
+
+
+@numba.njit(cache=True)
 def _pour(
-    source: np.ndarray, served: int, p: float, law: np.ndarray, length: int, result: np.ndarray
+    source: np.ndarray,
+    lowest: int,
+    served: int,
+    p: float,
+    law: np.ndarray,
+    length: int,
+    result: np.ndarray,
 ) -> None:
-    """Levels from ``served`` on, lowered by that, with arrivals; the top level keeps what is
-    above."""
+    """result[q − served + k] = Σ p·source[q]·law[k] over q from ``lowest`` on, the top level
+    with all that is above; ``result`` has room for it."""
     levels = source.size
+    count = levels - lowest
+    result[: levels + length] = 0.0
+    above = source[lowest:]
     for k in range(length):
         a = p * law[k]
-        inside = max(min(levels, levels - 1 + served - k), served)
-        _add(a, source[served:inside], result[k:])
-        for q in range(inside, levels):
-            result[levels - 1] += a * source[q]
+        # A slice starts at 0, which lets the loop run on vector units.
+        shifted = result[lowest - served + k :]
+        for i in range(count):
+            shifted[i] += a * above[i]
+    for i in range(levels, levels + length):
+        result[levels - 1] += result[i]
 
 
 @numba.njit(cache=True)

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from scipy.linalg import lu_factor, lu_solve
 
-INNER = 12
+INNER = 6
 """Steps of GMRES between two estimates of the weights within groups."""
 
 MOST_OUTER = 60
@@ -134,7 +134,7 @@ def stationary(
         if error < tolerance:
             break
         correct = Coarse.of(x, coarse(x), group)
-        change, count = _krylov(step, correct, x, 1.0 / leave, residual)
+        change, count = _krylov(step, correct, x, 1.0 / leave, residual, 0.3 * tolerance / error)
         used += 2 * count + 1
         # A law stays positive; what falls to nothing does so over several turns.
         x = np.maximum(x + change, LEAST_LEFT * x)
@@ -175,28 +175,46 @@ def _krylov(
     x: np.ndarray,
     smooth: np.ndarray,
     residual: np.ndarray,
+    wanted: float,
 ) -> tuple[np.ndarray, int]:
-    """Flexible GMRES: the change of x that lowers the residual, and how many directions it took."""
+    """Flexible GMRES: the change of x that lowers the residual, and how many directions it took.
 
-    def apply(z: np.ndarray) -> np.ndarray:
-        return z - step(z) + x * z.sum()
-
+    It ends early where the residual is expected to be below ``wanted`` of what it was.
+    """
+    basis = np.empty((INNER + 1, x.size))
+    tries = np.empty((INNER, x.size))
     size = float(np.linalg.norm(residual))
-    basis, tries = [residual / size], []
+    np.divide(residual, size, out=basis[0])
     hessenberg = np.zeros((INNER + 1, INNER))
-    for k in range(INNER):
-        z = correct(basis[k])
-        z = z + smooth * (basis[k] - apply(z))
-        w = apply(z)
-        tries.append(z)
-        for i, v in enumerate(basis):
-            hessenberg[i, k] = v @ w
-            w -= hessenberg[i, k] * v
-        hessenberg[k + 1, k] = np.linalg.norm(w)
-        if hessenberg[k + 1, k] < 1e-14:
-            break
-        basis.append(w / hessenberg[k + 1, k])
-    right = np.zeros(len(basis))
+    right = np.zeros(INNER + 1)
     right[0] = size
-    weights = np.linalg.lstsq(hessenberg[: len(basis), : len(tries)], right, rcond=None)[0]
-    return np.array(tries).T @ weights, len(tries)
+    weights = np.zeros(0)
+    for k in range(INNER):
+        z, w = tries[k], basis[k + 1]
+        z[:] = correct(basis[k])
+        _apply(step(z), z, x, w)
+        # One step of Jacobi's on what the coarse chain leaves.
+        np.subtract(basis[k], w, out=w)
+        w *= smooth
+        z += w
+        _apply(step(z), z, x, w)
+        for _ in range(2):
+            along = basis[: k + 1] @ w
+            w -= along @ basis[: k + 1]
+            hessenberg[: k + 1, k] += along
+        length = float(np.linalg.norm(w))
+        hessenberg[k + 1, k] = length
+        part = hessenberg[: k + 2, : k + 1]
+        weights = np.linalg.lstsq(part, right[: k + 2], rcond=None)[0]
+        left = float(np.linalg.norm(right[: k + 2] - part @ weights))
+        if left < wanted * size or length < 1e-14 * size:
+            break
+        w /= length
+    return weights @ tries[: weights.size], weights.size
+
+
+def _apply(after: np.ndarray, z: np.ndarray, x: np.ndarray, result: np.ndarray) -> None:
+    """result = z − step(z) + x·Σz, with ``after`` = step(z)."""
+    np.multiply(x, z.sum(), out=result)
+    result += z
+    result -= after
