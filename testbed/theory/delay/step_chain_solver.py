@@ -188,7 +188,7 @@ def _krylov(
     hessenberg = np.zeros((INNER + 1, INNER))
     right = np.zeros(INNER + 1)
     right[0] = size
-    weights = np.zeros(0)
+    weights: np.ndarray = np.zeros(0)
     for k in range(INNER):
         z, w = tries[k], basis[k + 1]
         z[:] = correct(basis[k])

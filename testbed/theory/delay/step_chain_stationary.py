@@ -30,10 +30,10 @@ NEGLIGIBLE = 1e-9
 MOST_ERROR = 1e-5
 """Σ|π − πP| above which there is no answer."""
 
-LAW_TAIL = 1e-7
+LAW_TAIL = 1e-6
 """Share of the arrivals in a step beyond the last number that is told apart."""
 
-TOLERANCE = 1e-7
+TOLERANCE = 1e-6
 """Σ|π − πP| at the solver's stop."""
 
 
