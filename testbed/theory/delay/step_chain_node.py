@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.sparse import csc_matrix, csr_matrix, identity, kron
-from scipy.sparse.csgraph import connected_components
-from scipy.sparse.linalg import splu
+from scipy.sparse import csr_matrix, identity, kron
 
+from testbed.errors import ScenarioError
 from testbed.step_time import AnyStepTime
 from testbed.theory.delay.base import TierLoad
 from testbed.theory.delay.engine_load import calibrated
 from testbed.theory.delay.step_chain_batch import PrefillBatch, prefill_batch
 from testbed.theory.delay.step_chain_prompts import PromptMix
 from testbed.theory.delay.step_chain_slots import SequenceSlots, stage_count
+from testbed.theory.delay.step_chain_solver import slot_ranges, stationary
 
 MOST_OCCUPATIONS = 170
 """Bound on the occupations of the slots, from which the number of Erlang stages follows."""
+
+CAPACITY_TOLERANCE = 1e-8
+"""Σ|π − πP| of an engine that is never without work."""
 
 
 @dataclass(frozen=True)
@@ -78,68 +81,67 @@ class Chain:
         return self.batch.fits.shape[0] - 1
 
     @cached_property
-    def moves(self) -> csr_matrix:
-        """(V, V), from a row to a column."""
-        v = len(self.slots.occupied)
-        slots = self.slots
-        return csr_matrix((slots.probability, slots.target, slots.start), shape=(v, v))
-
-    @cached_property
     def capacity(self) -> float:
         """Requests/s that are completed while somebody always waits."""
-        slots, batch = self.slots, self.batch
-        kinds = batch.fits.shape[1]
-        v = len(slots.occupied)
-        rows, columns, values = [], [], []
-        done, seconds = np.zeros((kinds, v)), np.zeros((kinds, v))
-        for f in range(kinds):
-            for i, n in enumerate(slots.occupied):
-                free = self.count - n
-                fits = batch.fits[n, f, : free + 1]
-                cut = fits[:-1] - fits[1:]
-                whole = batch.whole[n, f, free] @ [
-                    batch.share[n, f, free],
-                    1.0 - batch.share[n, f, free],
-                ]
-                done[f, i] = cut @ np.arange(free) + fits[-1] * free
-                seconds[f, i] = cut @ batch.cut[n, f, :free] + fits[-1] * whole
-                for j in np.flatnonzero(cut > 0) if kinds > 1 else ():
-                    for g in range(1, kinds):
-                        rows.append(f * v + i)
-                        columns.append(g * v + slots.joined[i, j])
-                        values.append(cut[j] * batch.left[n, f, j, g])
-                rows.append(f * v + i)
-                columns.append(slots.joined[i, free])
-                values.append(fits[-1])
-        served = csr_matrix((values, (rows, columns)), shape=(kinds * v, kinds * v))
-        both = csr_matrix(served.shape)
-        for f in range(kinds):
-            left = csr_matrix(([1.0], ([f], [f])), shape=(kinds, kinds))
-            both = both + kron(left, self.moves)
-        step = csr_matrix(served @ both)
-        # π(I − P) = 0 with π at the emptiest reached state set to 1, the last row left out.
-        matrix = csc_matrix((identity(kinds * v) - step).T)
-        reached = _reachable(step, 0)
-        matrix = matrix[reached][:, reached]
-        rest = splu(csc_matrix(matrix[1:, 1:])).solve(-matrix[1:, 0].toarray().ravel())
+        served, done, seconds = self._saturated()
+        kinds, v = self.batch.fits.shape[1], len(self.slots.occupied)
+        moves = csr_matrix((self.slots.probability, self.slots.target, self.slots.start), (v, v))
+        both = kron(identity(kinds), moves, format="csr")
+        served_back, both_back = csr_matrix(served.T), csr_matrix(both.T)
+        by_slots = slot_ranges(self.count)[self.slots.occupied]
+        group = (by_slots + (int(by_slots[-1]) + 1) * np.arange(kinds)[:, None]).ravel()
+        spread = csr_matrix((np.ones(group.size), (np.arange(group.size), group)))
+
+        def step(x: np.ndarray) -> np.ndarray:
+            return np.asarray(both_back @ (served_back @ x))
+
+        def coarse(x: np.ndarray) -> np.ndarray:
+            after = csr_matrix(spread.T.multiply(x)) @ served
+            return np.asarray((after @ both @ spread).toarray())
+
+        # From an empty engine, so that nothing stands in a state which is never reached.
         law = np.zeros(kinds * v)
-        law[reached] = np.concatenate([[1.0], rest])
-        return float(law @ done.ravel()) / float(law @ seconds.ravel())
+        law[0] = 1.0
+        for _ in range(10):
+            law = step(law)
+        stay = np.asarray(served.multiply(both_back).sum(axis=1)).ravel()
+        law, _, error = stationary(
+            step, coarse, group, np.where(stay < 1.0, 1.0 - stay, 1.0), law, CAPACITY_TOLERANCE
+        )
+        if error > 1e3 * CAPACITY_TOLERANCE:
+            raise ScenarioError(
+                "delay_model: step_chain: an engine that is never without work did not settle: "
+                f"{error:.1g} is left of its balance"
+            )
+        return float(law @ done) / float(law @ seconds)
 
-
-def _reachable(step: csr_matrix, start: int) -> np.ndarray:
-    """States of the recurrent class that ``start`` leads to; sorted."""
-    count, labels = connected_components(step, directed=True, connection="strong")
-    coarse = csr_matrix(
-        (np.ones(step.nnz), (labels[step.tocoo().row], labels[step.tocoo().col])),
-        shape=(count, count),
-    )
-    label = labels[start]
-    while True:
-        after = [c for c in coarse[label].indices if c != label]
-        if not after:
-            return np.flatnonzero(labels == label)
-        label = after[0]
+    def _saturated(self) -> tuple[csr_matrix, np.ndarray, np.ndarray]:
+        """Where a step takes (f, v) before the slots move, the prompts that it completes and its
+        seconds: (F·V, F·V), (F·V,) twice."""
+        slots, batch = self.slots, self.batch
+        kinds, v = batch.fits.shape[1], len(slots.occupied)
+        n = slots.occupied
+        free = self.count - n
+        served = np.arange(self.count + 1)
+        fits = batch.fits[n]
+        inside = served < free[:, None]
+        cut = np.where(inside[:, None], fits[..., :-1] - fits[..., 1:], 0.0)
+        at = np.arange(v)
+        all_fit = fits[at, :, free]
+        share = batch.share[n, :, free]
+        whole = batch.whole[n, :, free, 0] * share + batch.whole[n, :, free, 1] * (1.0 - share)
+        done = cut @ served + all_fit * free[:, None]
+        seconds = np.einsum("vfj,vfj->vf", cut, batch.cut[n]) + all_fit * whole
+        i, f, j = np.nonzero(cut > 0)
+        i, f, j = (np.repeat(x, kinds - 1) for x in (i, f, j))
+        g = np.tile(np.arange(1, kinds), i.size // max(kinds - 1, 1))
+        rows = np.concatenate([f * v + i, (np.arange(kinds)[:, None] * v + at).ravel()])
+        columns = np.concatenate(
+            [g * v + slots.joined[i, j], np.tile(slots.joined[at, free], kinds)]
+        )
+        values = np.concatenate([cut[i, f, j] * batch.left[n[i], f, j, g], all_fit.T.ravel()])
+        step = csr_matrix((values, (rows, columns)), shape=(kinds * v, kinds * v))
+        return step, done.T.ravel(), seconds.T.ravel()
 
 
 def chunked(step_time: AnyStepTime, new: float, cached: float, budget: int) -> float:
