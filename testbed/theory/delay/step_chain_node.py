@@ -36,6 +36,9 @@ class Chain:
     batch : what a step completes
     stages : Erlang stages of a request's stay in its slot
     lookahead : steps are formed while the one before runs
+    drag : standard deviation of a request's work, over that of its prefill. A step's decodes
+        attend to the mean context; what a request's own adds to that or saves lasts while it
+        decodes, and goes with the length of its prompt
     """
 
     mix: PromptMix
@@ -44,6 +47,7 @@ class Chain:
     batch: PrefillBatch
     stages: int
     lookahead: bool = False
+    drag: float = 1.0
 
     @classmethod
     def of(cls, load: TierLoad, output_scv: float, most: int = MOST_OCCUPATIONS) -> Chain:
@@ -53,7 +57,12 @@ class Chain:
         outputs = np.maximum(load.output_tokens, 1.0)
         first = np.array([step_time.prefill_seconds(1.0, h) for h in cached])
         each = np.array([step_time.prefill_seconds(n, h) for n, h in zip(new, cached, strict=True)])
+        later = load.weights * (outputs - 1.0)
+        contexts = new + cached + 0.5 * outputs
+        context = float(later @ contexts / later.sum()) if later.sum() > 0 else 0.0
         mix = PromptMix(load.weights, new, cached, each - first)
+        attended = np.array([step_time.seconds((), 1, x) for x in contexts])
+        beyond = (attended - step_time.seconds((), 1, context)) * (outputs - 1.0)
         alone = np.array(
             [chunked(step_time, n, h, budget) for n, h in zip(new, cached, strict=True)]
         )
@@ -62,10 +71,6 @@ class Chain:
         mean = float(load.weights @ held)
         second = float(load.weights @ (held**2 + outputs**2 * output_scv))
         stages = stage_count(mean, second / mean**2 - 1.0, load.concurrency, most)
-        later = load.weights * (outputs - 1.0)
-        context = 0.0
-        if later.sum() > 0:
-            context = float(later @ (new + cached + 0.5 * outputs) / later.sum())
         return cls(
             mix,
             alone,
@@ -73,12 +78,29 @@ class Chain:
             prefill_batch(step_time.packed, mix, load.concurrency, budget, context),
             stages,
             load.lookahead,
+            _spread(load.weights, mix.work + beyond) / (_spread(load.weights, mix.work) or 1.0),
         )
 
     @property
     def count(self) -> int:
         """c, slots."""
         return self.batch.fits.shape[0] - 1
+
+    @cached_property
+    def felt(self) -> tuple[np.ndarray, np.ndarray]:
+        """Batches' ``whole`` and ``share`` as the queue feels them: work varies by ``drag`` times
+        what the steps themselves do, about the same mean."""
+        whole, share = self.batch.whole, self.batch.share
+        mean = whole[..., 0] * share + whole[..., 1] * (1.0 - share)
+        low, high = (mean + self.drag * (whole[..., i] - mean) for i in range(2))
+        # Two values at 0 or more with that mean and variance.
+        variance = share * (low - mean) ** 2 + (1.0 - share) * (high - mean) ** 2
+        below = low < 0.0
+        rest = mean[below] ** 2 / (mean[below] ** 2 + variance[below])
+        low[below], high[below] = 0.0, mean[below] / rest
+        share = share.copy()
+        share[below] = 1.0 - rest
+        return np.stack([low, high], axis=-1), share
 
     @cached_property
     def capacity(self) -> float:
@@ -142,6 +164,11 @@ class Chain:
         values = np.concatenate([cut[i, f, j] * batch.left[n[i], f, j, g], all_fit.T.ravel()])
         step = csr_matrix((values, (rows, columns)), shape=(kinds * v, kinds * v))
         return step, done.T.ravel(), seconds.T.ravel()
+
+
+def _spread(weights: np.ndarray, values: np.ndarray) -> float:
+    """Standard deviation over types."""
+    return float(np.sqrt(weights @ (values - weights @ values) ** 2))
 
 
 def chunked(step_time: AnyStepTime, new: float, cached: float, budget: int) -> float:

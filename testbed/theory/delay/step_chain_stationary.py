@@ -90,24 +90,27 @@ class Stationary:
         batch, slots = chain.batch, chain.slots
         s = np.asarray(s, dtype=np.complex128)
         present = forward.by_occupied(self.law, slots.occupied, chain.count)
+        z = np.exp(-np.multiply.outer(s, chain.mix.work)) @ chain.mix.weights
         own = tagged.own_step(
-            s, present, batch.fits, batch.cut, batch.own_whole[q], batch.own_share[q]
+            s, present, batch.fits, batch.cut, batch.own_whole[q], batch.own_share[q], z
         )
-        whole, cut = tagged.step_transforms(s, batch.whole, batch.share, batch.cut)
-        formed = np.ones((*batch.fits.shape[:2], s.size), dtype=np.complex128)
-        if chain.lookahead:
-            # What is left of a cut prompt is in the request's own step, as if formed with it.
-            formed[1:] = whole[1:, :1, 0]
-            formed[:, 0] = tagged.formed_step(present, batch.fits, whole, cut)
-        _, before = tagged.remaining(
-            slots.start, slots.target, slots.probability, slots.occupied, slots.joined,
-            batch.fits, batch.own_fits[q], own, whole, cut, batch.left, batch.own_left[q],
-            self.law.shape[2], formed,
-        )  # fmt: skip
-        busy = tagged.arriving(
-            s, self.rate, self.law, slots.occupied, slots.joined, batch.fits, batch.whole,
-            batch.share, batch.cut, length_whole, length_cut, batch.left, before, NEGLIGIBLE,
-        )  # fmt: skip
+        busy = np.zeros(s.size, dtype=np.complex128)
+        for at, last in ((s, own[0]), (s + self.rate * (1.0 - z), own[1])):
+            whole, cut = tagged.step_transforms(at, batch.whole, batch.share, batch.cut)
+            formed = np.ones((*batch.fits.shape[:2], s.size), dtype=np.complex128)
+            if chain.lookahead:
+                # What is left of a cut prompt is in the request's own step, as if formed with it.
+                formed[1:] = whole[1:, :1, 0]
+                formed[:, 0] = tagged.formed_step(present, batch.fits, whole, cut)
+            _, before = tagged.remaining(
+                slots.start, slots.target, slots.probability, slots.occupied, slots.joined,
+                batch.fits, batch.own_fits[q], last, whole, cut, batch.left, batch.own_left[q],
+                self.law.shape[2], formed,
+            )  # fmt: skip
+            busy += tagged.arriving(
+                at, self.rate, self.law, slots.occupied, slots.joined, batch.fits, batch.whole,
+                batch.share, batch.cut, length_whole, length_cut, batch.left, before, NEGLIGIBLE,
+            )  # fmt: skip
         alone = np.exp(-s * chain.alone[q])
         steps, idle = self.cycle
         return (busy + idle * alone) / (steps + idle)
@@ -164,9 +167,10 @@ def solve(
 def _solve(chain: Chain, rate: float, levels: int, start: Stationary | None) -> Stationary:
     batch, slots = chain.batch, chain.slots
     kinds = batch.fits.shape[1]
-    longest = rate * float(max(batch.whole.max(), batch.cut.max()))
+    whole, share = chain.felt
+    longest = rate * float(max(whole.max(), batch.cut.max()))
     size = int(longest + 8.0 * np.sqrt(longest) + 16.0)
-    for_whole, for_cut = forward.poisson_laws(rate, batch.whole, batch.share, batch.cut, size)
+    for_whole, for_cut = forward.poisson_laws(rate, whole, share, batch.cut, size)
     lengths = forward.trim(for_whole, LAW_TAIL), forward.trim(for_cut, LAW_TAIL)
     shape = (len(slots.occupied), kinds, levels)
     moved, result = np.empty(shape), np.empty(shape)

@@ -24,44 +24,94 @@ def own_step(
     cut: np.ndarray,
     own_whole: np.ndarray,
     own_share: np.ndarray,
-) -> np.ndarray:
-    """E[e^(−sT) | the j-th prompt is completed], (c + 1, F, c + 1, N): the step of the first token.
+    z: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """E[e^(−sT) | the j-th prompt is completed], the step of the first token, by who waits behind
+    it: u + v·z^B of B behind; u and v are (c + 1, F, c + 1, N), z (N,).
 
     ``present`` (c + 1, F, L) is the stationary law when steps start: it tells how many wait behind
-    the j-th and join the same step.
+    the j-th and join the same step. ``z`` is about the transform of what one more of them adds.
+    u and v are those that meet E[e^(−sT)] and its covariance with B.
     """
     slots = fits.shape[0] - 1
     kinds = fits.shape[1]
     levels = present.shape[2]
-    result = np.zeros((slots + 1, kinds, slots + 1, s.size), dtype=np.complex128)
-    tail = np.zeros(levels + slots + 2)
+    shape = (slots + 1, kinds, slots + 1, s.size)
+    fixed = np.zeros(shape, dtype=np.complex128)
+    slope = np.zeros(shape, dtype=np.complex128)
+    size = levels + slots + 2
+    tail = np.zeros(size)
+    first = np.zeros(size)
+    term = np.zeros(s.size, dtype=np.complex128)
+    power = np.zeros(s.size, dtype=np.complex128)
+    value = np.zeros(s.size, dtype=np.complex128)
+    mean = np.zeros(s.size, dtype=np.complex128)
+    product = np.zeros(s.size, dtype=np.complex128)
     for n in range(slots + 1):
         free = slots - n
         for f in range(kinds):
+            # Sums over queues of q and more: of their mass and of q.
             tail[:] = 0.0
+            first[:] = 0.0
             for q in range(levels - 1, -1, -1):
-                tail[q] = tail[q + 1] + present[n, f, q]
+                p = max(present[n, f, q], 0.0)
+                tail[q] = tail[q + 1] + p
+                first[q] = first[q + 1] + p * q
             for j in range(1, free + 1):
-                weight = fits[n, f, j] * tail[j]
-                if weight <= 1e-14:
-                    _add_steps(result[n, f, j], s, own_whole[n, f, j], own_share[n, f, j], 1.0)
+                if fits[n, f, j] * tail[j] <= 1e-14:
+                    _add_steps(fixed[n, f, j], s, own_whole[n, f, j], own_share[n, f, j], 1.0)
                     continue
+                # Given that the j-th fits, over queues q: what is completed in its step.
+                mean[:] = 0.0
+                product[:] = 0.0
                 total = 0.0
+                behind = 0.0
                 for i in range(j, free + 1):
                     here = tail[i] if i == free else tail[i] - tail[i + 1]
-                    p = max(here, 0.0) * fits[n, f, i]
-                    if p > 0.0:
-                        _add_steps(result[n, f, j], s, own_whole[n, f, i], own_share[n, f, i], p)
-                        total += p
-                    if i < free:
-                        p = tail[i + 1] * (fits[n, f, i] - fits[n, f, i + 1])
-                        if p > 0.0:
+                    more = first[i] - i * tail[i] if i == free else 0.0
+                    for part in range(2):
+                        if part == 0:
+                            p = here * fits[n, f, i]
+                            count = ((i - j) * here + more) * fits[n, f, i]
+                        elif i < free:
+                            chance = fits[n, f, i] - fits[n, f, i + 1]
+                            p = tail[i + 1] * chance
+                            count = (first[i + 1] - j * tail[i + 1]) * chance
+                        else:
+                            continue
+                        if p <= 0.0:
+                            continue
+                        value[:] = 0.0
+                        if part == 0:
+                            _add_steps(value, s, own_whole[n, f, i], own_share[n, f, i], 1.0)
+                        else:
                             for a in range(s.size):
-                                result[n, f, j, a] += p * np.exp(-s[a] * cut[n, f, i])
-                            total += p
+                                value[a] = np.exp(-s[a] * cut[n, f, i])
+                        total += p
+                        behind += count
+                        for a in range(s.size):
+                            mean[a] += p * value[a]
+                            product[a] += count * value[a]
+                # z^B and its covariance with B, over the same queues.
+                around = behind / total
+                along = first[j] / tail[j] - j
+                power[:] = 0.0
+                value[:] = 0.0
+                term[:] = 1.0
+                for q in range(j, levels):
+                    p = max(present[n, f, q], 0.0) / tail[j]
+                    for a in range(s.size):
+                        power[a] += p * term[a]
+                        value[a] += p * (q - j - along) * term[a]
+                        term[a] *= z[a]
+                    if tail[q] < 1e-9 * tail[j]:
+                        break
                 for a in range(s.size):
-                    result[n, f, j, a] /= total
-    return result
+                    mean[a] /= total
+                    if abs(value[a]) > 1e-14:
+                        slope[n, f, j, a] = (product[a] / total - around * mean[a]) / value[a]
+                    fixed[n, f, j, a] = mean[a] - slope[n, f, j, a] * power[a]
+    return fixed, slope
 
 
 @numba.njit(cache=True)
