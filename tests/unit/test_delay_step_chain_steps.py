@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,8 @@ from testbed.theory.delay.step_chain_node import Chain, chunked
 STEP = StepTime(
     c_pre=3.7e-3, p=1e-3, c_both=1e-3, a=39.5e-6, b=30e-9, d=62e-9, c_dec=2.7e-3, e=1.1e-4, f=2.6e-7
 )
+SLOW = StepTime(c_pre=15e-3, a=65e-6, c_dec=16.5e-3, e=2.2e-4)
+"""Decodes that take a third of a prompt's time, as on a device that is memory bound."""
 BUDGET = 2048
 
 
@@ -59,3 +63,37 @@ def test_at_low_load_a_formed_step_holds_who_came_a_step_before():
     load = node(3.0, (512.0,), (12.0,), 6, lookahead=True)
     said = load.residual_prefill + StepChain().mean(load)
     assert said == pytest.approx(simulated_means(load), rel=0.02)
+
+
+def simulated_ttft(load, outputs, count=200_000):
+    """TTFT of every request by the step-exact engine, s, once it is under way."""
+    rng = np.random.default_rng(3)
+    q = rng.choice(load.weights.size, size=count, p=load.weights)
+    trace = simulate_engine(
+        EngineConfig(max_sequences=load.concurrency, token_budget=BUDGET, async_scheduling=True),
+        load.step_time, np.cumsum(rng.exponential(size=count)) / load.arrival_rate,
+        load.new_tokens[q].astype(int), outputs(rng, count),
+    )  # fmt: skip
+    return trace.ttft[count // 20 :]
+
+
+@pytest.mark.parametrize(("rate", "step_time"), [(9.0, STEP), (2.7, SLOW), (5.4, SLOW)])
+def test_ahead_whoever_waits_for_a_slot_waits_for_the_formed_step_too(rate, step_time):
+    # Outputs as the chain has them, so that nothing but the order of steps is compared.
+    load = replace(node(rate, (512.0,), (16.0,), 4, lookahead=True), step_time=step_time)
+    chain = Chain.of(load, 0.0)
+    seen = simulated_ttft(
+        load,
+        lambda rng, n: rng.geometric(chain.stages / 17.0, size=(n, chain.stages)).sum(axis=1) - 1,
+    )
+    law = StepChain().excess(load)
+    for p in (0.5, 0.75, 0.9, 0.99):
+        said = float(chain.alone[0]) + law.quantile(0, p)
+        assert said == pytest.approx(np.quantile(seen, p), rel=0.05)
+
+
+def test_ahead_a_cut_prompt_goes_on_without_those_who_came_meanwhile():
+    load = node(5.0, (300.0, 1500.0), (1.0, 1.0), 16, weights=(0.5, 0.5), lookahead=True)
+    seen = simulated_ttft(load, lambda rng, n: np.ones(n, dtype=int))
+    said = load.weights @ (load.residual_prefill + StepChain().mean(load))
+    assert float(said) == pytest.approx(seen.mean(), rel=0.02)

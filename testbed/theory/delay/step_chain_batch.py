@@ -52,9 +52,15 @@ class PrefillBatch:
 
 
 def prefill_batch(
-    step_time: np.ndarray, mix: PromptMix, slots: int, budget: int, decode_context: float
+    step_time: np.ndarray,
+    mix: PromptMix,
+    slots: int,
+    budget: int,
+    decode_context: float,
+    decoding: float = 1.0,
 ) -> PrefillBatch:
-    """``step_time`` packed; ``decode_context`` mean tokens that a decode attends to."""
+    """``step_time`` packed; ``decode_context`` mean tokens that a decode attends to;
+    ``decoding`` share of the sequences beside the prompts that do decode."""
     cell = budget / CELLS
     n = np.arange(slots + 1)
     binds = bool(((slots - n) * mix.new[mix.weights > 0].max() > budget - n).any())
@@ -69,6 +75,7 @@ def prefill_batch(
         *_tabulate(
             step_time, cumulative, rests.group, rests.table, rests.owner, rests.share, rests.laws,
             context, mix.weights, mix.new, mix.cached, slots, float(budget), cell, decode_context,
+            decoding,
         )
     )  # fmt: skip
 
@@ -101,7 +108,7 @@ def _threshold(cumulative: np.ndarray, cell: float, limit: float, sums: np.ndarr
 
 @numba.njit(cache=True)
 def _law(
-    k: np.ndarray, sums: np.ndarray, prefills: int, decodes: int, context: float, more: np.ndarray
+    k: np.ndarray, sums: np.ndarray, prefills: int, decodes: float, context: float, more: np.ndarray
 ) -> tuple[float, float, float]:
     """Two seconds and the share of the first; ``more`` adds (n, n², nh) that are certain."""
     p = sums[0]
@@ -135,6 +142,7 @@ def _tabulate(
     budget: float,
     cell: float,
     decode_context: float,
+    decoding: float,
 ) -> tuple[
     np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray,
     np.ndarray,
@@ -156,16 +164,17 @@ def _tabulate(
     for n in range(slots + 1):
         window = budget - n
         last = int(window / cell)
+        decodes = n * decoding
         for f in range(kinds):
             for j in range(slots - n + 1):
                 table = cumulative[f, j]
                 _threshold(table, cell, window, sums)
                 fits[n, f, j] = min(sums[0], 1.0) if j > 0 and kinds > 1 else 1.0
                 if j == 0:
-                    seconds = step_seconds(k, 0, 0.0, 0.0, 0.0, n, n * decode_context)
+                    seconds = step_seconds(k, 0, 0.0, 0.0, 0.0, decodes, decodes * decode_context)
                     whole[n, f, 0, :] = seconds
                 elif sums[0] > 1e-13:
-                    low, high, s = _law(k, sums, j, n, decode_context, nothing)
+                    low, high, s = _law(k, sums, j, decodes, decode_context, nothing)
                     whole[n, f, j, 0] = low
                     whole[n, f, j, 1] = high
                     share[n, f, j] = s
@@ -220,14 +229,14 @@ def _tabulate(
                 if weight > 0.0:
                     cut[n, f, j] = step_seconds(
                         k, j + 1, window, squared / weight, context / weight,
-                        n, n * decode_context,
+                        decodes, decodes * decode_context,
                     )  # fmt: skip
                 elif j > 0:
                     cut[n, f, j] = whole[n, f, j, 1]
                 else:
                     cut[n, f, j] = step_seconds(
                         k, 1, window, window * window, window * context_rate,
-                        n, n * decode_context,
+                        decodes, decodes * decode_context,
                     )  # fmt: skip
                 if j == 0:
                     continue
@@ -243,7 +252,7 @@ def _tabulate(
                         own[0] = new[q]
                         own[1] = new[q] * new[q]
                         own[2] = new[q] * cached[q]
-                        low, high, s = _law(k, sums, j, n, decode_context, own)
+                        low, high, s = _law(k, sums, j, decodes, decode_context, own)
                         own_whole[q, n, f, j, 0] = low
                         own_whole[q, n, f, j, 1] = high
                         own_share[q, n, f, j] = s

@@ -71,13 +71,20 @@ class Chain:
         mean = float(load.weights @ held)
         second = float(load.weights @ (held**2 + outputs**2 * output_scv))
         stages = stage_count(mean, second / mean**2 - 1.0, load.concurrency, most)
+        decoding = 1.0
+        if later.sum() > 0:
+            # For its last step a slot waits to be known free, and nobody decodes in it.
+            decoding = float(later.sum() / (load.weights @ (held - 1.0)))
+        batch = prefill_batch(step_time.packed, mix, load.concurrency, budget, context, decoding)
+        # Where nobody decodes and nothing is cut there is never a step to form ahead.
+        ever = later.sum() > 0 or batch.fits.shape[1] > 1
         return cls(
             mix,
             alone,
             SequenceSlots.of(load.concurrency, stages, min(stages / mean, 1.0)),
-            prefill_batch(step_time.packed, mix, load.concurrency, budget, context),
+            batch,
             stages,
-            load.lookahead,
+            load.lookahead and bool(ever),
             _spread(load.weights, mix.work + beyond) / (_spread(load.weights, mix.work) or 1.0),
         )
 

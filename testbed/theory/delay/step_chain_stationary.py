@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from testbed.errors import ScenarioError
+from testbed.theory.delay import step_chain_ahead as ahead
 from testbed.theory.delay import step_chain_forward as forward
 from testbed.theory.delay import step_chain_tagged as tagged
 from testbed.theory.delay.step_chain_law import TransformLaw
@@ -56,7 +57,8 @@ class Stationary:
     def cycle(self) -> tuple[float, float]:
         """Mean seconds of a step, and of idling before one."""
         busy = self._mean_steps(self.law)
-        return busy, float(self.law[0, 0, 0]) / self.rate
+        more = self._ahead.idle if self._ahead else 0.0
+        return busy - more, float(self.law[0, 0, 0]) / self.rate + more
 
     def _mean_steps(self, law: np.ndarray) -> float:
         batch, count = self.chain.batch, self.chain.count
@@ -89,31 +91,41 @@ class Stationary:
         chain, (length_whole, length_cut) = self.chain, self._laws
         batch, slots = chain.batch, chain.slots
         s = np.asarray(s, dtype=np.complex128)
-        present = forward.by_occupied(self.law, slots.occupied, chain.count)
+        law = self._ahead.present if self._ahead else self.law
+        present = forward.by_occupied(law, slots.occupied, chain.count)
         z = np.exp(-np.multiply.outer(s, chain.mix.work)) @ chain.mix.weights
         own = tagged.own_step(
             s, present, batch.fits, batch.cut, batch.own_whole[q], batch.own_share[q], z
         )
         busy = np.zeros(s.size, dtype=np.complex128)
+        formed = tagged.step_transforms(s, batch.whole, batch.share, batch.cut)
+        # E[z^B] of the B who come in a time t is e^(−λ(1 − z)t).
         for at, last in ((s, own[0]), (s + self.rate * (1.0 - z), own[1])):
             whole, cut = tagged.step_transforms(at, batch.whole, batch.share, batch.cut)
-            formed = np.ones((*batch.fits.shape[:2], s.size), dtype=np.complex128)
-            if chain.lookahead:
-                # What is left of a cut prompt is in the request's own step, as if formed with it.
-                formed[1:] = whole[1:, :1, 0]
-                formed[:, 0] = tagged.formed_step(present, batch.fits, whole, cut)
-            _, before = tagged.remaining(
+            before = tagged.remaining(
                 slots.start, slots.target, slots.probability, slots.occupied, slots.joined,
                 batch.fits, batch.own_fits[q], last, whole, cut, batch.left, batch.own_left[q],
-                self.law.shape[2], formed,
+                self.law.shape[2],
             )  # fmt: skip
-            busy += tagged.arriving(
-                at, self.rate, self.law, slots.occupied, slots.joined, batch.fits, batch.whole,
-                batch.share, batch.cut, length_whole, length_cut, batch.left, before, NEGLIGIBLE,
-            )  # fmt: skip
+            if self._ahead:
+                # Who comes while the request's own step is formed already is in a later one.
+                busy += self._ahead.arriving(chain, self.rate, at, formed[0], formed[1], before)
+            else:
+                busy += tagged.arriving(
+                    at, self.rate, self.law, slots.occupied, slots.joined, batch.fits,
+                    batch.whole, batch.share, batch.cut, length_whole, length_cut, batch.left,
+                    before, NEGLIGIBLE,
+                )  # fmt: skip
         alone = np.exp(-s * chain.alone[q])
-        steps, idle = self.cycle
-        return (busy + idle * alone) / (steps + idle)
+        running, idle = self.cycle
+        return (busy + idle * alone) / (running + idle)
+
+    @cached_property
+    def _ahead(self) -> FormedAhead | None:
+        if not self.chain.lookahead:
+            return None
+        size = int(max(lengths.max() for lengths in self._laws))
+        return FormedAhead.of(self.chain, self.rate, self.law, size, self._mean_steps(self.law))
 
     @cached_property
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
@@ -144,6 +156,69 @@ class Stationary:
         present = self.law.sum(axis=(0, 1))
         mean = float(present @ np.arange(len(present)))
         return mean / self.rate + float(self.chain.alone.max())
+
+
+@dataclass(frozen=True)
+class FormedAhead:
+    """What runs while steps are formed ahead (:mod:`step_chain_ahead`).
+
+    Attributes
+    ----------
+    formed : (CLASSES, V, F, L) states when a step is formed, by what runs meanwhile
+    unformed : (CLASSES, L) who waits where none is formed ahead
+    present : (V, F, L) states when steps are formed, ahead or not
+    shares : share of steps with each batch, whole and cut
+    lengths : (CLASSES,) how many arrivals in a step count
+    idle : seconds a step, on average, in which nothing runs but the chain has a step
+    scale : steps of the chain's mean length by those that ``formed`` gives
+    """
+
+    formed: np.ndarray
+    unformed: np.ndarray
+    present: np.ndarray
+    shares: tuple[np.ndarray, np.ndarray]
+    lengths: np.ndarray
+    idle: float
+    scale: float
+
+    @classmethod
+    def of(cls, chain: Chain, rate: float, law: np.ndarray, size: int, mean: float) -> FormedAhead:
+        """``law`` when steps start, up to ``size`` arrivals in one, ``mean`` seconds of a step."""
+        batch, slots = chain.batch, chain.slots
+        whole, cut = ahead.step_shares(law, slots.occupied, batch.fits)
+        arrivals = ahead.arrivals_in(
+            whole, cut, *forward.poisson_laws(rate, batch.whole, batch.share, batch.cut, size)
+        )
+        formed, unformed, present, ended = ahead.formed_ahead(
+            law, slots.start, slots.target, slots.probability, slots.occupied, slots.joined,
+            batch.fits, batch.left, arrivals, NEGLIGIBLE**2,
+        )  # fmt: skip
+        counts = np.cumsum(arrivals[:, ::-1], axis=1)[:, ::-1] > LAW_TAIL
+        seconds = ahead.class_seconds(whole, cut, batch.whole, batch.share, batch.cut)
+        idle = ended * float(batch.whole[min(1, chain.count), 0, 0, 0])
+        scale = (mean - idle) / float((formed.sum(axis=(1, 2, 3)) + unformed.sum(axis=1)) @ seconds)
+        return cls(formed, unformed, present, (whole, cut), counts.sum(axis=1), idle, scale)
+
+    def arriving(
+        self,
+        chain: Chain,
+        rate: float,
+        s: np.ndarray,
+        whole: np.ndarray,
+        cut: np.ndarray,
+        before: np.ndarray,
+    ) -> np.ndarray:
+        """Σ over steps of ∫ over their time of E[e^(−s·TTFT)], (N,), from the transforms of steps
+        and of the rest after one."""
+        batch, slots = chain.batch, chain.slots
+        kernels = ahead.arrival_kernels(
+            s, rate, *self.shares, batch.whole, batch.share, batch.cut, int(self.lengths.max())
+        )
+        return self.scale * ahead.arriving_ahead(
+            self.formed, self.unformed, kernels, self.lengths,
+            slots.start, slots.target, slots.probability, slots.occupied, slots.joined,
+            batch.fits, whole, cut, batch.left, before, NEGLIGIBLE,
+        )  # fmt: skip
 
 
 def solve(
