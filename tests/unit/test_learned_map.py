@@ -1,4 +1,4 @@
-"""Learned map: monotone by construction, exact gradients, fitted to what was simulated."""
+"""Learned map: monotone by construction, exact gradients, refusals."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from scipy.sparse import vstack
 
 from testbed.errors import OutOfRangeError, ScenarioError
 from testbed.step_time import StepTime
-from testbed.theory.delay.base import ExcessDelay, TierLoad, get_delay_model
-from testbed.theory.delay.erlang_c import ErlangC
+from testbed.theory.delay.base import TierLoad, get_delay_model
 from testbed.theory.delay.learned_map import LearnedLaw, LearnedMap
 from testbed.theory.delay.learned_map_file import (
     Fit,
@@ -25,7 +24,7 @@ from testbed.theory.delay.learned_map_file import (
     Surface,
     fingerprint,
 )
-from testbed.theory.delay.learned_map_fit import SimulatedLaw, fit_seconds, fit_surface, slots_axis
+from testbed.theory.delay.learned_map_fit import slots_axis
 from testbed.theory.delay.learned_map_point import capacity_seconds, locate
 from testbed.theory.delay.monotone_fit import differences, ordered_least_squares
 from testbed.theory.delay.monotone_surface import Axis, MixBasis
@@ -280,47 +279,3 @@ def test_ordered_least_squares_is_the_least_in_order(seed: int) -> None:
         assert nnls(bound.T, gradient)[1] < 0.02 * max(1.0, np.abs(right).max())
     else:
         assert np.abs(gradient).max() < 1e-3 * np.abs(right).max()
-
-
-def test_a_fit_finds_the_law_that_its_samples_are_from() -> None:
-    """M/M/c waits, whose law is known at every load and number of servers."""
-    rng = np.random.default_rng(5)
-    axis, mix = slots_axis(2, 8), MixBasis(1, 0)
-    prefill = np.array([0.1])
-
-    def exact(rate: float, slots: int) -> ExcessDelay:
-        one = np.ones(1)
-        return ErlangC().excess(TierLoad(rate, one, one, one, one, one, one, slots))
-
-    laws = []
-    for i in range(40):
-        slots = int(rng.integers(2, 9))
-        rho = (0.05, 0.95)[i % 8 == 7] if i % 4 == 3 else 1 / (1 + np.exp(-rng.uniform(-3, 2.9)))
-        law = exact(rho * slots, slots)
-        wait, theta = law.exponential()
-        n = 20_000
-        sample = np.where(rng.random(n) < wait[0], rng.exponential(1 / theta[0], n), 0.0)
-        laws.append(SimulatedLaw(rho * slots, np.ones(1), slots, float(slots), (sample,)))
-    seconds = fit_seconds(laws, axis, mix)
-    fitted = fit_surface(laws, prefill, seconds, axis, mix, (0.05, 0.95))
-    one_type = profile_of(
-        fitted.surface,
-        axis,
-        seconds,
-        types=("a",),
-        new_tokens=(500.0,),
-        cached_tokens=(0.0,),
-        output_tokens=(4.0,),
-        prefill_seconds=(0.1,),
-        least_load=0.05,
-        least_slots=2,
-        most_slots=8,
-        mix_degree=0,
-    )
-    for slots, rho in ((3, 0.5), (5, 0.7), (8, 0.8), (4, 0.9)):
-        point = locate(one_type, rho * slots, np.ones(1), float(slots))
-        assert point.rho == pytest.approx(rho, rel=0.01)
-        found, truth = LearnedLaw(one_type, point, np.ones(1)), exact(rho * slots, slots)
-        assert found.mean == pytest.approx(truth.mean, rel=0.12)
-        w = np.array([0.0, 0.2, 1.0, 3.0])
-        assert found.cdf(0, w) == pytest.approx(truth.cdf(0, w), abs=0.03)

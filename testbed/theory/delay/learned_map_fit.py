@@ -1,8 +1,8 @@
 """Fitting a learned map: simulated laws at scattered loads become one profile's surfaces.
 
 Every simulated law gives points of logit P(excess > t), weighted by their own standard error and
-by :data:`FLOOR`, what the form of the surface is allowed to miss. Second differences of
-coefficients are held small, as if they had a standard deviation of :data:`BEND`; the order that
+by :data:`FLOOR`, what the form of the surface is allowed to miss. Coefficients are held smooth,
+as if what they bend by (:func:`bends`) had a standard deviation of :data:`BEND`; the order that
 makes the surfaces monotone is a constraint.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import block_diag, csr_matrix, vstack
+from scipy.sparse import block_diag, csr_matrix, diags, eye, kron, vstack
 
 from testbed.theory.delay.learned_map_file import Surface
 from testbed.theory.delay.monotone_fit import differences, ordered_least_squares
@@ -175,13 +175,8 @@ def fit_surface(
             ]
         )
     )
-    bends = block_diag(
-        [
-            vstack([differences(shape, axis, 2) for axis in range(3)]),
-            differences((demand.count, mix.count), 0, 2),
-        ]
-    ).tocsr()
-    prior = (bends.T @ bends).toarray() / BEND**2 + _RIDGE * np.eye(width + extra)
+    bent = block_diag([bends(delay, shape), differences((demand.count, mix.count), 0, 2)]).tocsr()
+    prior = (bent.T @ bent).toarray() / BEND**2 + _RIDGE * np.eye(width + extra)
     main, shift = np.empty((types, *shape)), np.empty((types, demand.count, mix.count))
     squares, noises, count = 0.0, 0.0, 0
     for q in range(types):
@@ -232,6 +227,35 @@ def fit_surface(
         shift=tuple(np.round(shift, 6).ravel().tolist()),
     )
     return Fitted(surface, np.sqrt(squares / count), np.sqrt(noises / count), count)
+
+
+def bends(delay: Axis, shape: tuple[int, ...]) -> csr_matrix:
+    """What coefficients of ``shape`` (delay, load, slots, mix) bend by, (rows, coefficients).
+
+    Along the delay: how far each is off the line in t, not in ln t, between its neighbours. Far
+    out a queue's delay is exponential, logit P(excess > t) → −θ t: a prior that bent it would
+    lengthen every tail that few samples tell of. Along load and slots: second differences over
+    1 + t/unit, as −θ t changes with load in proportion to t.
+    """
+    t = np.exp(delay.places)
+    part = (t[1:-1] - t[:-2]) / (t[2:] - t[:-2])
+    inner = np.arange(t.size - 2)
+    line = csr_matrix(
+        (
+            np.concatenate([part - 1.0, np.ones(inner.size), -part]),
+            (np.tile(inner, 3), np.concatenate([inner, inner + 1, inner + 2])),
+        ),
+        shape=(inner.size, t.size),
+    )
+    beside = shape[1:]
+    return csr_matrix(
+        vstack(
+            [
+                kron(line, eye(int(np.prod(beside)))),
+                *(kron(diags(1.0 / (1.0 + t)), differences(beside, axis, 2)) for axis in range(2)),
+            ]
+        )
+    )
 
 
 def _delay_axis(y: np.ndarray) -> Axis:

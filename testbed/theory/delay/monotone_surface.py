@@ -44,6 +44,14 @@ class Axis(BaseModel):
         return max(len(self.knots) - 1, 1) + self.degree
 
     @cached_property
+    def places(self) -> np.ndarray:
+        """(count,) Greville's abscissae: where each function's coefficient acts."""
+        if self.degree == 0:
+            return np.array(self.knots)
+        full = self._spline.t[1:-1]
+        return np.lib.stride_tricks.sliding_window_view(full, self.degree).mean(axis=1)
+
+    @cached_property
     def _spline(self) -> BSpline:
         inner = np.array(self.knots)
         ends = self.degree
