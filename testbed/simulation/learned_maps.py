@@ -52,8 +52,9 @@ HELD_OUT_FACTOR = 4
 """Requests of a held-out cell over those of a fitted one."""
 
 _LEAST_REQUESTS = 5_000
-_EDGES = 8
-"""One cell in so many is at the largest load, and one at the least: surfaces end there."""
+_LEAST_CELLS = 16
+_EDGES = 0.125
+"""Share of the cells at the largest load, and at the least: surfaces end there."""
 
 
 def learned_map(
@@ -91,8 +92,8 @@ def learned_map(
         raise ScenarioError(f"slots: {least} to {most} are not a range from 1 on")
     if requests < _LEAST_REQUESTS:
         raise ScenarioError(f"requests: {requests} are too few for a tail; {_LEAST_REQUESTS:,} do")
-    if cells < 2 * _EDGES:
-        raise ScenarioError(f"cells: {cells} are too few for a surface; {2 * _EDGES} or more")
+    if cells < _LEAST_CELLS:
+        raise ScenarioError(f"cells: {cells} are too few for a surface; {_LEAST_CELLS} or more")
     names = [p.name for p in scenario.profiles]
     if profile is not None and profile not in names:
         raise ScenarioError(f"profile: {profile!r} is not one of {', '.join(names)}")
@@ -185,43 +186,44 @@ def _design(
 ) -> Iterator[tuple[float, int, np.ndarray]]:
     """Loads, slots and mixes of the fitted cells.
 
-    Loads are even in their logit. Every other mix is a point of the lattice of the mix's
-    polynomials, its corners among them; the rest are anywhere.
+    Loads are even in their logit, some at its ends. Half of the mixes are points of the lattice of
+    the mix's polynomials, its corners among them; the rest are anywhere. Which are which is drawn
+    like all else: a rule by the cell's number would go along with a digit of the sequence, so that
+    a corner would be seen with some slots alone, and mixes anywhere with some loads alone.
     """
     low, high = (float(np.log(x / (1.0 - x))) for x in LOADS)
     lattice = mix.powers / max(mix.powers.sum(axis=1)[0], 1)
-    for i, (u, count, weights) in enumerate(_spread(node, slots, cells, "cells")):
-        if i % _EDGES == _EDGES - 1:
-            load = LOADS[1]
-        elif i % _EDGES == _EDGES // 2 - 1:
+    for (u, edge, corner), count, weights in _spread(node, slots, cells, "cells", 3):
+        if edge < _EDGES:
             load = LOADS[0]
+        elif edge < 2 * _EDGES:
+            load = LOADS[1]
         else:
             load = 1.0 / (1.0 + np.exp(-(low + u * (high - low))))
-        if i % 2:
-            weights = _inside(lattice[i // 2 % len(lattice)])
-        yield load, count, weights
+        place = int(2 * len(lattice) * corner)
+        yield load, count, _inside(lattice[place]) if place < len(lattice) else weights
 
 
 def _unseen(
     node: Node, slots: tuple[int, int], cells: int
 ) -> Iterator[tuple[float, int, np.ndarray]]:
     """Loads, slots and mixes of the held-out cells."""
-    for i, (_, count, weights) in enumerate(_spread(node, slots, cells, "held out")):
-        yield HELD_OUT_LOADS[i % len(HELD_OUT_LOADS)], count, weights
+    for (u,), count, weights in _spread(node, slots, cells, "held out", 1):
+        yield HELD_OUT_LOADS[int(len(HELD_OUT_LOADS) * u)], count, weights
 
 
 def _spread(
-    node: Node, slots: tuple[int, int], cells: int, name: str
-) -> Iterator[tuple[float, int, np.ndarray]]:
-    """Points spread over (0, 1), slots and mixes: Halton's sequence, rotated at random."""
+    node: Node, slots: tuple[int, int], cells: int, name: str, more: int
+) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+    """Points spread over (0, 1)^more, slots and mixes: Halton's sequence, scrambled at random."""
     types = len(node.tokens)
-    points = qmc.Halton(types + 1, scramble=False).random(cells)
-    shift = generator(node.seed, "learned map", node.profile, name).random(types + 1)
+    draw = generator(node.seed, "learned map", node.profile, name)
     least, most = slots
-    for u, c, *cuts in (points + shift) % 1.0:
+    for point in qmc.Halton(more + types, scramble=True, seed=draw).random(cells):
+        c, *cuts = point[more:]
         count = int(least * ((most + 1) / least) ** c)
         gaps = np.diff(np.concatenate([[0.0], np.sort(cuts), [1.0]]))
-        yield u, min(count, most), _inside(gaps)
+        yield point[:more], min(count, most), _inside(gaps)
 
 
 def _inside(weights: np.ndarray) -> np.ndarray:

@@ -1,14 +1,16 @@
 """Placement search by a learned map, beside the models that it stands for.
 
 Run: ``python tests/bench/bench_learned_map.py SCENARIO --learned map.json [--table table.json]
-[--models learned_map,delay_map,step_chain_mix] [--parts 10] [--evaluations 2000] [--json FILE]``
+[--models learned_map,delay_map,step_chain_mix] [--parts 10] [--evaluations 2000] [--json FILE]
+[--plot FILE]``
 
 Every model is asked for the coverage of every placement on the same grid: its best placement, what
 the learned map says of that placement (how much coverage is lost by believing the other model),
 CPU seconds for the grid, and evaluations a second, the first pass with everything that the model
 keeps still to be made, the second with it made. Then the searches themselves, along the slope and
 by SPSA, with the learned map, and what a mean with and without its gradient costs. ``delay_map``
-needs a table, made for one placement (``testbed delay-map SCENARIO --out table.json``).
+needs a table, made for one placement (``testbed delay-map SCENARIO --out table.json``). ``--plot``
+draws the map's held-out errors beside the noise of what they are held against (SVG and PNG).
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from testbed.outcome import dump_json, write_atomically
+from testbed.reporting.style import INK, MARKERS, PALETTE, panels, save, styled
 from testbed.scenario import Scenario
 from testbed.theory.constraints import PlacementSet
 from testbed.theory.delay.base import TierLoad
 from testbed.theory.delay.learned_map import LearnedMap
+from testbed.theory.delay.learned_map_file import FIGURES, LearnedMapFile
 from testbed.theory.placement import Objective, objective, plan_placement, simplex_grid
 from testbed.theory.predict import locate
 
@@ -44,7 +49,10 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=10)
     parser.add_argument("--evaluations", type=int, default=2000)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
+    if given.plot is not None:
+        save(held_out(LearnedMapFile.load(given.learned)), given.plot)
     scenario = Scenario.load(given.scenario)
     allowed = PlacementSet.of(scenario)
     places = [p for p in simplex_grid(len(scenario.profiles), given.parts) if allowed.contains(p)]
@@ -68,13 +76,15 @@ def main() -> None:
         again, second = coverages(value, places)
         at = int(found.argmax())
         both = (found >= 0) & (told >= 0)
+        if not both.any():
+            raise SystemExit(f"{name}: no placement that it and the learned map both answer")
         apart = found[both] - told[both]
         rows.append(
             {
                 "model": name,
                 "best": dict(zip(names, places[at].tolist(), strict=True)),
                 "coverage": float(found[at]),
-                "lost_by_learned_map": best - float(told[at]),
+                "lost_by_learned_map": best - float(told[at]) if told[at] >= 0 else None,
                 "without_answer": int((found < 0).sum()),
                 "mean_apart": float(np.abs(apart).mean()),
                 "most_apart": float(np.abs(apart).max()),
@@ -84,9 +94,10 @@ def main() -> None:
             }
         )
         r = rows[-1]
+        judged = "nothing" if told[at] < 0 else f"{told[at]:.4f}"
         print(
             f"{name:15s} best {'/'.join(f'{x:.2f}' for x in places[at])} coverage "
-            f"{r['coverage']:.4f}, by the learned map {best - r['lost_by_learned_map']:.4f} of "
+            f"{r['coverage']:.4f}, by the learned map {judged} of "
             f"{best:.4f}; apart from it {r['mean_apart']:.4f} mean, {r['most_apart']:.4f} most; "
             f"{r['without_answer']} without an answer; {r['per_second_first']:.3g} evaluations/s, "
             f"then {r['per_second_again']:.3g}",
@@ -125,6 +136,41 @@ def main() -> None:
             "gradient_seconds": costs[1],
         }
         write_atomically(given.json, dump_json(document, indent=True))
+
+
+@styled
+def held_out(map_: LearnedMapFile) -> Figure:
+    """Errors of every held-out load, a panel for each figure and profile, ± 2 standard errors."""
+    shown = ("mean", "p99")
+    figure, axes = panels(len(shown), len(map_.profiles), sharex=True, sharey="row")
+    for row, name in zip(axes, shown, strict=True):
+        at = FIGURES.index(name)
+        for axis, profile in zip(row, map_.profiles, strict=True):
+            axis.axhline(0.0, color=INK, linewidth=0.7)
+            for q, kind in enumerate(profile.types):
+                cells = [c for c in profile.held_out if c.predicted and c.simulated[q][at] > 0]
+                order = np.argsort([c.load for c in cells], kind="stable")
+                load = np.array([cells[i].load for i in order])
+                # Cells of one load stand beside one another.
+                place = load + 0.006 * (np.arange(len(load)) - np.searchsorted(load, load - 0.01))
+                truth = np.array([cells[i].simulated[q][at] for i in order])
+                told = np.array([(cells[i].predicted or ())[q][at] for i in order])
+                noise = np.array([cells[i].standard_errors[q][at] for i in order])
+                axis.errorbar(
+                    place + 0.003 * q,
+                    100 * (told / truth - 1.0),
+                    yerr=200 * noise / truth,
+                    fmt=MARKERS[q],
+                    color=PALETTE[q],
+                    linewidth=0.8,
+                    label=kind,
+                )
+            axis.set_title(f"{profile.profile}: {name}")
+        row[0].set_ylabel("error of the map, %")
+    for axis in axes[-1]:
+        axis.set_xlabel("share of the capacity")
+    axes[0][0].legend()
+    return figure
 
 
 def means(model: LearnedMap, load: TierLoad) -> tuple[float, float]:
