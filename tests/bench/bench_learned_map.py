@@ -9,15 +9,20 @@ the learned map says of that placement (how much coverage is lost by believing t
 CPU seconds for the grid, and evaluations a second, the first pass with everything that the model
 keeps still to be made, the second with it made. Then the searches themselves, along the slope and
 by SPSA, with the learned map, and what a mean with and without its gradient costs. ``delay_map``
-needs a table, made for one placement (``testbed delay-map SCENARIO --out table.json``). ``--plot``
+reads a table, by default one made here of the learned map's own nodes (their slots alone are short)
+at the mixes that the learned map leads to at the scenario's placement; a table of ``testbed
+delay-map SCENARIO`` is of nodes whose slots follow from the engine's pool instead. ``--plot``
 draws the map's held-out errors beside the noise of what they are held against (SVG and PNG).
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import shutil
 import time
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -26,12 +31,17 @@ from matplotlib.figure import Figure
 from testbed.outcome import dump_json, write_atomically
 from testbed.reporting.style import INK, MARKERS, PALETTE, panels, save, styled
 from testbed.scenario import Scenario
+from testbed.simulation.delay_maps import LOADS
+from testbed.simulation.learned_map_node import Node
 from testbed.theory.constraints import PlacementSet
 from testbed.theory.delay.base import TierLoad
+from testbed.theory.delay.delay_map import DelayMapFile, DelayTable
 from testbed.theory.delay.learned_map import LearnedMap
 from testbed.theory.delay.learned_map_file import FIGURES, LearnedMapFile
 from testbed.theory.placement import Objective, objective, plan_placement, simplex_grid
 from testbed.theory.predict import locate
+from testbed.theory.system import System
+from testbed.tier_engine import tier_step_times
 
 
 def coverages(value: Objective, places: list[np.ndarray]) -> tuple[np.ndarray, float]:
@@ -48,6 +58,8 @@ def main() -> None:
     parser.add_argument("--models", default="learned_map,delay_map,step_chain_mix")
     parser.add_argument("--parts", type=int, default=10)
     parser.add_argument("--evaluations", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=100_000, help="a load of the made table")
+    parser.add_argument("--seed", type=int, default=0, help="of the made table")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
@@ -56,10 +68,9 @@ def main() -> None:
     scenario = Scenario.load(given.scenario)
     allowed = PlacementSet.of(scenario)
     places = [p for p in simplex_grid(len(scenario.profiles), given.parts) if allowed.contains(p)]
-    labels = {
-        "learned_map": f"learned_map:{given.learned}",
-        "delay_map": f"delay_map:{given.table}",
-    }
+    labels = {"learned_map": f"learned_map:{given.learned}"}
+    if "delay_map" in given.models.split(","):
+        labels["delay_map"] = f"delay_map:{given.table or tabulated(scenario, given)}"
     target = scenario.targets.coverage_at[-1]
     names = [s.name for s in scenario.profiles]
     print(f"{len(places)} placements of {', '.join(names)}; coverage at {target:g} s")
@@ -136,6 +147,46 @@ def main() -> None:
             "gradient_seconds": costs[1],
         }
         write_atomically(given.json, dump_json(document, indent=True))
+
+
+def tabulated(scenario: Scenario, given: argparse.Namespace) -> str:
+    """Where the made table lies until the process ends."""
+    folder = mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    path = str(Path(folder) / "table.json")
+    table(scenario, f"learned_map:{given.learned}", given.requests, given.seed).save(path)
+    return path
+
+
+def table(scenario: Scenario, learned: str, requests: int, seed: int) -> DelayMapFile:
+    """Laws of every profile's node at the mix that the learned map leads to."""
+    step_times = tier_step_times(scenario)
+    if step_times is None:
+        raise SystemExit("engine.calibration: needed for the nodes' step time")
+    system = System.from_scenario(scenario, step_times)
+    loads = locate(scenario, delay_model=learned).point.loads
+    tables = []
+    for s, name in enumerate(system.names):
+        node = Node.of(scenario, system, s, seed)
+        slots, mix = loads[s].concurrency, np.asarray(loads[s].weights, dtype=float)
+        # One name for all loads: the same requests, and so the same capacity.
+        laws = [node.simulate("table", mix, slots, share, requests) for share in LOADS]
+        made = DelayTable.from_samples(
+            name,
+            dict(zip(system.types, map(float, mix), strict=True)),
+            slots,
+            laws[0].capacity,
+            {law.rate: dict(zip(system.types, law.delays, strict=True)) for law in laws},
+            source=f"engine model, slots alone short; {requests} requests a load, seed {seed}",
+        )
+        tables.append(made.model_copy(update={"cdf": ordered(np.array(made.cdf))}))
+    return DelayMapFile(tables=tuple(tables))
+
+
+def ordered(cdf: np.ndarray) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    """CDFs (rates, types, seconds) that fall with the rate: the lowest of those at lesser ones."""
+    falling = np.minimum.accumulate(cdf, axis=0)
+    return tuple(tuple(tuple(map(float, row)) for row in at_rate) for at_rate in falling)
 
 
 @styled
