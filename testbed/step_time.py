@@ -339,7 +339,7 @@ def decode_line(
     mean = decode_context / decodes
     row, w = _cell(k, decode_grid, n_decodes, float(decodes))
     column, v = _cell(k, grid, size, mean)
-    seconds = _token_seconds(k, float(decodes), float(decodes))
+    seconds = token_seconds(k, float(decodes), float(decodes))
     if size == 1 or mean < k[grid]:
         steps = np.int64(1) << 40
         if size > 1:
@@ -400,7 +400,7 @@ def _plane(k: np.ndarray, table: int, columns: int, i: int, w: float, j: int, v:
 
 
 @numba.njit(cache=True)
-def _token_seconds(k: np.ndarray, total: float, sequences: float) -> float:
+def token_seconds(k: np.ndarray, total: float, sequences: float) -> float:
     """All of a step but its attention: ``total`` tokens of ``sequences`` sequences."""
     n_tokens = int(k[0])
     n_sequences = int(k[1])
@@ -447,7 +447,7 @@ def _operator_seconds(
     decode_table = prefill_table + n_chunk * n_h
     mixed_table = decode_table + n_decodes * n_context
 
-    t = _token_seconds(k, new_tokens + decodes, float(prefills + decodes))
+    t = token_seconds(k, new_tokens + decodes, float(prefills + decodes))
     jd, vd = 0, 0.0
     jc, vc = 0, 0.0
     if decodes > 0:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from testbed.step_time import step_seconds
+from testbed.step_time import LINEAR_SIZE, step_seconds, token_seconds
 from testbed.theory.delay.step_chain_prompts import CELLS, PromptMix, prompt_sums
 from testbed.theory.delay.step_chain_rests import Rests
 
@@ -107,10 +107,40 @@ def _threshold(cumulative: np.ndarray, cell: float, limit: float, sums: np.ndarr
 
 
 @numba.njit(cache=True)
+def _bend(
+    dense: np.ndarray, masses: np.ndarray, cell: float, limit: float, more: float, mean: float
+) -> float:
+    """Mean of ``dense`` over totals of tokens up to ``limit``, beyond its value at their mean.
+
+    ``masses`` (cells,) of totals, to which ``more`` tokens come that are certain; 0 where a step
+    takes time in proportion to its tokens, as no ``dense`` says.
+    """
+    if dense.size == 0:
+        return 0.0
+    last = min(int(np.floor(limit / cell + 1e-9)), masses.size - 1)
+    top = dense.size - 1
+    total = 0.0
+    weight = 0.0
+    for x in range(last + 1):
+        p = masses[x]
+        if p > 0.0:
+            total += p * dense[min(int(x * cell + more + 0.5), top)]
+            weight += p
+    return total / weight - dense[min(int(mean + more + 0.5), top)] if weight > 0.0 else 0.0
+
+
+@numba.njit(cache=True)
 def _law(
-    k: np.ndarray, sums: np.ndarray, prefills: int, decodes: float, context: float, more: np.ndarray
+    k: np.ndarray,
+    sums: np.ndarray,
+    prefills: int,
+    decodes: float,
+    context: float,
+    more: np.ndarray,
+    bend: float,
 ) -> tuple[float, float, float]:
-    """Two seconds and the share of the first; ``more`` adds (n, n², nh) that are certain."""
+    """Two seconds and the share of the first; ``more`` adds (n, n², nh) that are certain, ``bend``
+    seconds to the mean."""
     p = sums[0]
     mean = sums[3] / p
     second = sums[4] / p
@@ -119,7 +149,7 @@ def _law(
     seconds = step_seconds(
         k, prefills, sums[6] / p + more[0], sums[1] / p + more[1], sums[2] / p + more[2],
         decodes, decodes * context,
-    )  # fmt: skip
+    ) + bend  # fmt: skip
     low, high, share = two_points(0.0, variance, third)
     # No step is shorter than one of its decodes and a single token.
     return max(seconds + low, 0.0), seconds + high, share
@@ -158,6 +188,13 @@ def _tabulate(
     own_whole = np.zeros((types, slots + 1, kinds, slots + 1, 2))
     own_share = np.ones((types, slots + 1, kinds, slots + 1))
     own_leaves = np.zeros((types, slots + 1, kinds, slots + 1, kinds))
+    # What a step of so many tokens takes but for its attention, where tokens do not all cost alike.
+    dense = np.zeros(int(budget) + 1 if k.size > LINEAR_SIZE else 0)
+    for t in range(1, dense.size):
+        dense[t] = token_seconds(k, float(t), 1.0)
+    masses = np.zeros(cumulative.shape[:3])
+    masses[:, :, 0] = cumulative[:, :, 0, 0]
+    masses[:, :, 1:] = cumulative[:, :, 1:, 0] - cumulative[:, :, :-1, 0]
     sums = np.zeros(7)
     nothing = np.zeros(3)
     own = np.zeros(3)
@@ -174,7 +211,9 @@ def _tabulate(
                     seconds = step_seconds(k, 0, 0.0, 0.0, 0.0, decodes, decodes * decode_context)
                     whole[n, f, 0, :] = seconds
                 elif sums[0] > 1e-13:
-                    low, high, s = _law(k, sums, j, decodes, decode_context, nothing)
+                    mean = sums[6] / sums[0]
+                    bend = _bend(dense, masses[f, j], cell, window, float(n), mean)
+                    low, high, s = _law(k, sums, j, decodes, decode_context, nothing, bend)
                     whole[n, f, j, 0] = low
                     whole[n, f, j, 1] = high
                     share[n, f, j] = s
@@ -252,7 +291,10 @@ def _tabulate(
                         own[0] = new[q]
                         own[1] = new[q] * new[q]
                         own[2] = new[q] * cached[q]
-                        low, high, s = _law(k, sums, j, decodes, decode_context, own)
+                        mean = sums[6] / sums[0]
+                        rest = window - new[q]
+                        bend = _bend(dense, masses[f, j - 1], cell, rest, n + new[q], mean)
+                        low, high, s = _law(k, sums, j, decodes, decode_context, own, bend)
                         own_whole[q, n, f, j, 0] = low
                         own_whole[q, n, f, j, 1] = high
                         own_share[q, n, f, j] = s
