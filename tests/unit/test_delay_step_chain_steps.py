@@ -90,10 +90,3 @@ def test_ahead_whoever_waits_for_a_slot_waits_for_the_formed_step_too(rate, step
     for p in (0.5, 0.75, 0.9, 0.99):
         said = float(chain.alone[0]) + law.quantile(0, p)
         assert said == pytest.approx(np.quantile(seen, p), rel=0.05)
-
-
-def test_ahead_a_cut_prompt_goes_on_without_those_who_came_meanwhile():
-    load = node(5.0, (300.0, 1500.0), (1.0, 1.0), 16, weights=(0.5, 0.5), lookahead=True)
-    seen = simulated_ttft(load, lambda rng, n: np.ones(n, dtype=int))
-    said = load.weights @ (load.residual_prefill + StepChain().mean(load))
-    assert float(said) == pytest.approx(seen.mean(), rel=0.02)

@@ -10,8 +10,8 @@ Where nothing is left to form a step of (nobody decodes, waits or is cut), none 
 the next one takes who came while the last one ran.
 
 What is approximated: the two steps are a stretch of the chain, whose law is that of arrivals which
-join the next step. Steps are told apart by how many prompts they hold (:data:`CLASSES`), for how
-long they take and who comes in them.
+join the next step. Steps are told apart by class (:data:`CLASSES`), for how long they take and who
+comes in them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 from testbed.theory.delay.step_chain_forward import move
 from testbed.theory.delay.step_chain_tagged import arrival_kernel
 
-CLASSES = 4
-"""Steps of no prompt, one, two, and more."""
+CLASSES = 5
+"""Steps without a prompt, and those with some by their seconds."""
 
 
 @numba.njit(cache=True)
@@ -48,9 +48,39 @@ def step_shares(
     return whole, cut
 
 
+def step_classes(
+    shares_whole: np.ndarray,
+    shares_cut: np.ndarray,
+    whole: np.ndarray,
+    share: np.ndarray,
+    cut: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Class of each batch, (c + 1, F, c + 1), whole and cut; mean seconds of each, (CLASSES,).
+
+    Class 0 is of batches without a prompt; edges between the others are even in the logarithm.
+    """
+    mean = whole[..., 0] * share + whole[..., 1] * (1.0 - share)
+    seconds = np.array([mean, cut])
+    shares = np.array([shares_whole, shares_cut])
+    with_prompts = np.ones(seconds.shape, dtype=bool)
+    with_prompts[0, :, :, 0] = False
+    used = seconds[with_prompts & (shares > 0)]
+    edges = np.geomspace(used.min(), used.max(), CLASSES)[1:-1]
+    classes = np.where(with_prompts, 1 + np.searchsorted(edges, seconds), 0)
+    weight = np.bincount(classes.ravel(), weights=shares.ravel(), minlength=CLASSES)
+    total = np.bincount(classes.ravel(), weights=(shares * seconds).ravel(), minlength=CLASSES)
+    means = np.divide(total, weight, out=np.zeros(CLASSES), where=weight > 0)
+    return classes[0], classes[1], means
+
+
 @numba.njit(cache=True)
 def arrivals_in(
-    whole: np.ndarray, cut: np.ndarray, for_whole: np.ndarray, for_cut: np.ndarray
+    whole: np.ndarray,
+    cut: np.ndarray,
+    class_whole: np.ndarray,
+    class_cut: np.ndarray,
+    for_whole: np.ndarray,
+    for_cut: np.ndarray,
 ) -> np.ndarray:
     """Law of the arrivals in a step of each class, (CLASSES, K), from the shares of batches."""
     slots = whole.shape[0] - 1
@@ -58,8 +88,8 @@ def arrivals_in(
     for n in range(slots + 1):
         for f in range(whole.shape[1]):
             for j in range(slots - n + 1):
-                result[min(j, CLASSES - 1)] += whole[n, f, j] * for_whole[n, f, j]
-                result[min(j + 1, CLASSES - 1)] += cut[n, f, j] * for_cut[n, f, j]
+                result[class_whole[n, f, j]] += whole[n, f, j] * for_whole[n, f, j]
+                result[class_cut[n, f, j]] += cut[n, f, j] * for_cut[n, f, j]
     for i in range(CLASSES):
         total = result[i].sum()
         if total > 0.0:
@@ -69,27 +99,6 @@ def arrivals_in(
     return result
 
 
-def class_seconds(
-    shares_whole: np.ndarray,
-    shares_cut: np.ndarray,
-    whole: np.ndarray,
-    share: np.ndarray,
-    cut: np.ndarray,
-) -> np.ndarray:
-    """Mean seconds of a step of each class, (CLASSES,); 0 of a class without steps."""
-    mean = whole[..., 0] * share + whole[..., 1] * (1.0 - share)
-    prompts = np.arange(cut.shape[2])
-    total, weight = np.zeros(CLASSES), np.zeros(CLASSES)
-    for c in range(CLASSES):
-        of_whole = np.minimum(prompts, CLASSES - 1) == c
-        of_cut = np.minimum(prompts + 1, CLASSES - 1) == c
-        weight[c] = shares_whole[..., of_whole].sum() + shares_cut[..., of_cut].sum()
-        total[c] = (shares_whole * mean)[..., of_whole].sum() + (shares_cut * cut)[
-            ..., of_cut
-        ].sum()
-    return np.divide(total, weight, out=np.zeros(CLASSES), where=weight > 0)
-
-
 @numba.njit(cache=True)
 def _serve(
     x: np.ndarray,
@@ -97,6 +106,8 @@ def _serve(
     joined: np.ndarray,
     fits: np.ndarray,
     left: np.ndarray,
+    class_whole: np.ndarray,
+    class_cut: np.ndarray,
     least: float,
     y: np.ndarray,
 ) -> None:
@@ -114,12 +125,12 @@ def _serve(
                 j = min(waiting, slots - n)
                 p = mass * fits[n, f, j]
                 if p > 0.0:
-                    y[min(j, CLASSES - 1), joined[v, j], 0, waiting - j] += p
+                    y[class_whole[n, f, j], joined[v, j], 0, waiting - j] += p
                 for i in range(j):
                     p = mass * (fits[n, f, i] - fits[n, f, i + 1])
                     if p <= least:
                         continue
-                    into = y[min(i + 1, CLASSES - 1), joined[v, i]]
+                    into = y[class_cut[n, f, i], joined[v, i]]
                     for g in range(1, kinds):
                         into[g, waiting - i] += p * left[n, f, i, g]
 
@@ -153,6 +164,8 @@ def formed_ahead(
     joined: np.ndarray,
     fits: np.ndarray,
     left: np.ndarray,
+    class_whole: np.ndarray,
+    class_cut: np.ndarray,
     arrivals: np.ndarray,
     least: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
@@ -174,8 +187,8 @@ def formed_ahead(
     alone[0] = x[0]
     ahead = x.copy()
     ahead[0] = 0.0
-    _serve(ahead, occupied, joined, fits, left, least, served)
-    _serve(alone, occupied, joined, fits, left, least, entered)
+    _serve(ahead, occupied, joined, fits, left, class_whole, class_cut, least, served)
+    _serve(alone, occupied, joined, fits, left, class_whole, class_cut, least, entered)
     result = np.zeros((CLASSES, *shape))
     later = np.empty(shape)
     present = np.zeros(shape)
@@ -192,12 +205,12 @@ def formed_ahead(
         later[0, 0] = 0.0
         moved += later
         step = np.zeros((CLASSES, *shape))
-        _serve(moved, occupied, joined, fits, left, least, step)
+        _serve(moved, occupied, joined, fits, left, class_whole, class_cut, least, step)
         for c in range(CLASSES):
             _join(step[c], arrivals[i])
             result[c] += step[c]
     step = np.zeros((CLASSES, *shape))
-    _serve(at_once, occupied, joined, fits, left, least, step)
+    _serve(at_once, occupied, joined, fits, left, class_whole, class_cut, least, step)
     unformed = np.zeros((CLASSES, shape[2]))
     for c in range(CLASSES):
         move(step[c], start, target, probability, later)
@@ -222,6 +235,8 @@ def arrival_kernels(
     rate: float,
     shares_whole: np.ndarray,
     shares_cut: np.ndarray,
+    class_whole: np.ndarray,
+    class_cut: np.ndarray,
     whole: np.ndarray,
     share: np.ndarray,
     cut: np.ndarray,
@@ -238,13 +253,13 @@ def arrival_kernels(
             for j in range(slots - n + 1):
                 for part in range(3):
                     if part == 2:
-                        weight, seconds, c = shares_cut[n, f, j], cut[n, f, j], j + 1
+                        weight, seconds, c = shares_cut[n, f, j], cut[n, f, j], class_cut[n, f, j]
                     else:
                         p = share[n, f, j] if part == 0 else 1.0 - share[n, f, j]
-                        weight, seconds, c = shares_whole[n, f, j] * p, whole[n, f, j, part], j
+                        weight, seconds = shares_whole[n, f, j] * p, whole[n, f, j, part]
+                        c = class_whole[n, f, j]
                     if weight <= 0.0:
                         continue
-                    c = min(c, CLASSES - 1)
                     total[c] += weight
                     if seconds > 0.0:
                         arrival_kernel(s, rate, seconds, row)

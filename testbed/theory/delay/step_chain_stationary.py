@@ -99,13 +99,18 @@ class Stationary:
         )
         busy = np.zeros(s.size, dtype=np.complex128)
         formed = tagged.step_transforms(s, batch.whole, batch.share, batch.cut)
+        waited = np.ones((*batch.fits.shape[:2], s.size), dtype=np.complex128)
+        if chain.lookahead and not self._ahead:
+            # What is left of a cut prompt is in the request's own step, as if formed with it.
+            waited[1:] = formed[0][1:, :1, 0]
+            waited[:, 0] = tagged.formed_step(present, batch.fits, *formed)
         # E[z^B] of the B who come in a time t is e^(−λ(1 − z)t).
         for at, last in ((s, own[0]), (s + self.rate * (1.0 - z), own[1])):
             whole, cut = tagged.step_transforms(at, batch.whole, batch.share, batch.cut)
-            before = tagged.remaining(
+            before, first = tagged.remaining(
                 slots.start, slots.target, slots.probability, slots.occupied, slots.joined,
                 batch.fits, batch.own_fits[q], last, whole, cut, batch.left, batch.own_left[q],
-                self.law.shape[2],
+                self.law.shape[2], waited,
             )  # fmt: skip
             if self._ahead:
                 # Who comes while the request's own step is formed already is in a later one.
@@ -114,7 +119,7 @@ class Stationary:
                 busy += tagged.arriving(
                     at, self.rate, self.law, slots.occupied, slots.joined, batch.fits,
                     batch.whole, batch.share, batch.cut, length_whole, length_cut, batch.left,
-                    before, NEGLIGIBLE,
+                    first, NEGLIGIBLE,
                 )  # fmt: skip
         alone = np.exp(-s * chain.alone[q])
         running, idle = self.cycle
@@ -122,7 +127,9 @@ class Stationary:
 
     @cached_property
     def _ahead(self) -> FormedAhead | None:
-        if not self.chain.lookahead:
+        # Where prompts are cut, it misses how long steps go on: there a formed step is only added
+        # before a request that finds a slot.
+        if not self.chain.lookahead or self.chain.batch.fits.shape[1] > 1:
             return None
         size = int(max(lengths.max() for lengths in self._laws))
         return FormedAhead.of(self.chain, self.rate, self.law, size, self._mean_steps(self.law))
@@ -167,7 +174,7 @@ class FormedAhead:
     formed : (CLASSES, V, F, L) states when a step is formed, by what runs meanwhile
     unformed : (CLASSES, L) who waits where none is formed ahead
     present : (V, F, L) states when steps are formed, ahead or not
-    shares : share of steps with each batch, whole and cut
+    shares : share of steps with each batch, whole and cut, and their classes
     lengths : (CLASSES,) how many arrivals in a step count
     idle : seconds a step, on average, in which nothing runs but the chain has a step
     scale : steps of the chain's mean length by those that ``formed`` gives
@@ -176,7 +183,7 @@ class FormedAhead:
     formed: np.ndarray
     unformed: np.ndarray
     present: np.ndarray
-    shares: tuple[np.ndarray, np.ndarray]
+    shares: tuple[np.ndarray, ...]
     lengths: np.ndarray
     idle: float
     scale: float
@@ -186,18 +193,23 @@ class FormedAhead:
         """``law`` when steps start, up to ``size`` arrivals in one, ``mean`` seconds of a step."""
         batch, slots = chain.batch, chain.slots
         whole, cut = ahead.step_shares(law, slots.occupied, batch.fits)
+        *classes, seconds = ahead.step_classes(whole, cut, batch.whole, batch.share, batch.cut)
         arrivals = ahead.arrivals_in(
-            whole, cut, *forward.poisson_laws(rate, batch.whole, batch.share, batch.cut, size)
+            whole,
+            cut,
+            *classes,
+            *forward.poisson_laws(rate, batch.whole, batch.share, batch.cut, size),
         )
         formed, unformed, present, ended = ahead.formed_ahead(
             law, slots.start, slots.target, slots.probability, slots.occupied, slots.joined,
-            batch.fits, batch.left, arrivals, NEGLIGIBLE**2,
+            batch.fits, batch.left, *classes, arrivals, NEGLIGIBLE**2,
         )  # fmt: skip
         counts = np.cumsum(arrivals[:, ::-1], axis=1)[:, ::-1] > LAW_TAIL
-        seconds = ahead.class_seconds(whole, cut, batch.whole, batch.share, batch.cut)
         idle = ended * float(batch.whole[min(1, chain.count), 0, 0, 0])
         scale = (mean - idle) / float((formed.sum(axis=(1, 2, 3)) + unformed.sum(axis=1)) @ seconds)
-        return cls(formed, unformed, present, (whole, cut), counts.sum(axis=1), idle, scale)
+        return cls(
+            formed, unformed, present, (whole, cut, *classes), counts.sum(axis=1), idle, scale
+        )
 
     def arriving(
         self,

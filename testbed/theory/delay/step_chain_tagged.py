@@ -146,6 +146,36 @@ def step_transforms(
 
 
 @numba.njit(cache=True)
+def formed_step(
+    present: np.ndarray, fits: np.ndarray, whole: np.ndarray, cut: np.ndarray
+) -> np.ndarray:
+    """E[e^(−sT)] of the step that an arrival finds formed and empty of those before it,
+    (c + 1, N), by the sequences n that decode in it.
+
+    It holds who came in the step before the one that runs: as many as come before any step that
+    starts with n sequences and has a slot for everybody (``present`` (c + 1, F, L)). ``whole`` and
+    ``cut`` are transforms.
+    """
+    slots = whole.shape[0] - 1
+    result = np.ones((slots + 1, whole.shape[3]), dtype=np.complex128)
+    for n in range(1, slots + 1):
+        most = min(slots - n, present.shape[2] - 1)
+        total = 0.0
+        for q in range(most + 1):
+            total += max(present[n, 0, q], 0.0)
+        if total <= 0.0:
+            result[n] = whole[n, 0, 0]
+            continue
+        result[n] = 0.0
+        for q in range(most + 1):
+            p = max(present[n, 0, q], 0.0) / total
+            result[n] += p * fits[n, 0, q] * whole[n, 0, q]
+            for i in range(q):
+                result[n] += p * (fits[n, 0, i] - fits[n, 0, i + 1]) * cut[n, 0, i]
+    return result
+
+
+@numba.njit(cache=True)
 def remaining(
     start: np.ndarray,
     target: np.ndarray,
@@ -160,10 +190,15 @@ def remaining(
     left: np.ndarray,
     own_left: np.ndarray,
     levels: int,
-) -> np.ndarray:
-    """E[e^(−s·time to the first token)] at a step's end, (L + 1, V, F, N), by position j ≥ 1.
+    formed: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """E[e^(−s·time to the first token)] at a step's end, (L + 1, V, F, N), by position j ≥ 1; and
+    the same at the end of the step in which it arrived.
 
     ``own``, ``whole`` and ``cut`` are transforms; ``own_fits`` is P(the j-th fits) for its type.
+    ``formed`` (c + 1, F, N) is the transform of the step that was formed before the request
+    arrived and runs before the first one that can take it in; 1 where steps are formed when they
+    start.
     Positions are solved upwards and, within one, occupations in their order: a step leads to lower
     ones, or to the same state.
     """
@@ -172,7 +207,9 @@ def remaining(
     kinds = fits.shape[1]
     size = own.shape[3]
     before = np.zeros((levels + 1, states, kinds, size), dtype=np.complex128)
+    first = np.zeros((levels + 1, states, kinds, size), dtype=np.complex128)
     after = np.zeros((states, kinds, size), dtype=np.complex128)
+    at_once = np.zeros((states, kinds, size), dtype=np.complex128)
     value = np.zeros(size, dtype=np.complex128)
     again = np.zeros(size, dtype=np.complex128)
     for j in range(1, levels + 1):
@@ -197,10 +234,12 @@ def remaining(
                         continue
                     value[:] = 0.0
                     again[:] = 0.0
+                    at_once[v, f] = 0.0
                     if j <= free:
                         p = own_fits[n, f, j]
                         for a in range(size):
                             value[a] += p * own[n, f, j, a]
+                            at_once[v, f, a] = p * own[n, f, j, a] * (formed[n, f, a] - 1.0)
                     else:
                         p = fits[n, f, free]
                         if free > 0:
@@ -248,7 +287,8 @@ def remaining(
                 for f in range(kinds):
                     for a in range(size):
                         before[j, u, f, a] += p * after[v, f, a]
-    return before
+                        first[j, u, f, a] += p * (after[v, f, a] + at_once[v, f, a])
+    return before, first
 
 
 @numba.njit(cache=True)
