@@ -99,8 +99,9 @@ class Stationary:
         )
         busy = np.zeros(s.size, dtype=np.complex128)
         formed = tagged.step_transforms(s, batch.whole, batch.share, batch.cut)
-        waited = np.ones((*batch.fits.shape[:2], s.size), dtype=np.complex128)
+        waited = np.zeros((0, 0, 0), dtype=np.complex128)
         if chain.lookahead and not self._ahead:
+            waited = np.ones((*batch.fits.shape[:2], s.size), dtype=np.complex128)
             # What is left of a cut prompt is in the request's own step, as if formed with it.
             waited[1:] = formed[0][1:, :1, 0]
             waited[:, 0] = tagged.formed_step(present, batch.fits, *formed)
@@ -138,15 +139,13 @@ class Stationary:
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """E[X] and E[X²] of the excess delay of each type, (Q,), s and s²."""
         scale = 0.01 / max(self._rough_delay, 1e-9)
-        s = scale * np.array([1.0, -1.0, 2.0, -2.0, 0.0])
+        s = scale * np.array([1.0, -1.0, 0.0])
         first, second = [], []
         for q, alone in enumerate(self.chain.alone):
             y = (self.transform(q, s) * np.exp(s * alone)).real
-            slope = (8.0 * (y[1] - y[0]) - (y[3] - y[2])) / (12.0 * scale)
+            first.append((y[1] - y[0]) / (2.0 * scale))
             # The transform at 0 is 1 but for what is left out as negligible, which 1/scale² lifts.
-            bend = (16.0 * (y[0] + y[1]) - (y[2] + y[3]) - 30.0 * y[4]) / (12.0 * scale**2)
-            first.append(slope)
-            second.append(bend)
+            second.append((y[0] + y[1] - 2.0 * y[2]) / scale**2)
         return np.array(first), np.array(second)
 
     @property

@@ -197,8 +197,8 @@ def remaining(
 
     ``own``, ``whole`` and ``cut`` are transforms; ``own_fits`` is P(the j-th fits) for its type.
     ``formed`` (c + 1, F, N) is the transform of the step that was formed before the request
-    arrived and runs before the first one that can take it in; 1 where steps are formed when they
-    start.
+    arrived and runs before the first one that can take it in; empty where steps are formed when
+    they start.
     Positions are solved upwards and, within one, occupations in their order: a step leads to lower
     ones, or to the same state.
     """
@@ -207,7 +207,10 @@ def remaining(
     kinds = fits.shape[1]
     size = own.shape[3]
     before = np.zeros((levels + 1, states, kinds, size), dtype=np.complex128)
-    first = np.zeros((levels + 1, states, kinds, size), dtype=np.complex128)
+    ahead = formed.size > 0
+    first = before
+    if ahead:
+        first = np.zeros((levels + 1, states, kinds, size), dtype=np.complex128)
     after = np.zeros((states, kinds, size), dtype=np.complex128)
     at_once = np.zeros((states, kinds, size), dtype=np.complex128)
     value = np.zeros(size, dtype=np.complex128)
@@ -239,7 +242,9 @@ def remaining(
                         p = own_fits[n, f, j]
                         for a in range(size):
                             value[a] += p * own[n, f, j, a]
-                            at_once[v, f, a] = p * own[n, f, j, a] * (formed[n, f, a] - 1.0)
+                        if ahead:
+                            for a in range(size):
+                                at_once[v, f, a] = p * own[n, f, j, a] * (formed[n, f, a] - 1.0)
                     else:
                         p = fits[n, f, free]
                         if free > 0:
@@ -287,7 +292,9 @@ def remaining(
                 for f in range(kinds):
                     for a in range(size):
                         before[j, u, f, a] += p * after[v, f, a]
-                        first[j, u, f, a] += p * (after[v, f, a] + at_once[v, f, a])
+                    if ahead:
+                        for a in range(size):
+                            first[j, u, f, a] += p * (after[v, f, a] + at_once[v, f, a])
     return before, first
 
 
