@@ -36,9 +36,9 @@ class Chain:
     batch : what a step completes
     stages : Erlang stages of a request's stay in its slot
     lookahead : steps are formed while the one before runs
-    drag : standard deviation of a request's work, over that of its prefill. A step's decodes
-        attend to the mean context; what a request's own adds to that or saves lasts while it
-        decodes, and goes with the length of its prompt
+    drag : seconds that a request's decodes take beyond the mean request's, by the seconds that its
+        prefill takes beyond the mean. A step's decodes attend to the mean context; a request's own
+        is the longer the longer its prompt
     """
 
     mix: PromptMix
@@ -47,7 +47,7 @@ class Chain:
     batch: PrefillBatch
     stages: int
     lookahead: bool = False
-    drag: float = 1.0
+    drag: float = 0.0
 
     @classmethod
     def of(cls, load: TierLoad, output_scv: float, most: int = MOST_OCCUPATIONS) -> Chain:
@@ -61,8 +61,10 @@ class Chain:
         contexts = new + cached + 0.5 * outputs
         context = float(later @ contexts / later.sum()) if later.sum() > 0 else 0.0
         mix = PromptMix(load.weights, new, cached, each - first)
-        attended = np.array([step_time.seconds((), 1, x) for x in contexts])
-        beyond = (attended - step_time.seconds((), 1, context)) * (outputs - 1.0)
+        # Among others of the mean context, with all slots in use.
+        c = load.concurrency
+        attended = np.array([step_time.seconds((), c, (c - 1) * context + x) for x in contexts])
+        beyond = (attended - step_time.seconds((), c, c * context)) * (outputs - 1.0)
         alone = np.array(
             [chunked(step_time, n, h, budget) for n, h in zip(new, cached, strict=True)]
         )
@@ -85,7 +87,7 @@ class Chain:
             batch,
             stages,
             load.lookahead and bool(ever),
-            _spread(load.weights, mix.work + beyond) / (_spread(load.weights, mix.work) or 1.0),
+            _slope(load.weights, mix.work, beyond),
         )
 
     @property
@@ -94,24 +96,40 @@ class Chain:
         return self.batch.fits.shape[0] - 1
 
     @cached_property
-    def felt(self) -> tuple[np.ndarray, np.ndarray]:
-        """Batches' ``whole`` and ``share`` as the queue feels them: work varies by ``drag`` times
-        what the steps themselves do, about the same mean."""
-        whole, share = self.batch.whole, self.batch.share
-        mean = whole[..., 0] * share + whole[..., 1] * (1.0 - share)
-        low, high = (mean + self.drag * (whole[..., i] - mean) for i in range(2))
+    def felt(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Batches' ``whole``, ``share`` and ``cut`` as the queue feels them: with a step's prefill
+        come or go the seconds that its requests' decodes will differ from the mean by.
+
+        Work adds up over time, so that for a queue it hardly matters when, within the time that a
+        request decodes. No step is felt as less than 0.
+        """
+        whole, share, cut = self.batch.whole, self.batch.share, self.batch.cut
+        usual = self._saturation[1] * np.arange(self.count + 1)
+        decodes = whole[:, :1, :1, 0]
+        felt_cut = np.maximum(cut + self.drag * (cut - decodes - usual), 0.0)
+        more = self.drag * (whole - decodes[..., None] - usual[:, None])
+        # A step without prompts carries no request's prefill.
+        more[:, 0, 0] = 0.0
+        felt = whole + more
+        mean = felt[..., 0] * share + felt[..., 1] * (1.0 - share)
+        below = (felt[..., 0] < 0.0) & (mean > 0.0)
         # Two values at 0 or more with that mean and variance.
-        variance = share * (low - mean) ** 2 + (1.0 - share) * (high - mean) ** 2
-        below = low < 0.0
-        rest = mean[below] ** 2 / (mean[below] ** 2 + variance[below])
-        low[below], high[below] = 0.0, mean[below] / rest
+        variance = share[below] * (1.0 - share[below]) * np.ptp(felt[below], axis=-1) ** 2
+        rest = mean[below] ** 2 / (mean[below] ** 2 + variance)
+        felt[below] = np.stack([np.zeros_like(rest), mean[below] / rest], axis=-1)
         share = share.copy()
         share[below] = 1.0 - rest
-        return np.stack([low, high], axis=-1), share
+        return np.maximum(felt, 0.0), share, felt_cut
 
-    @cached_property
+    @property
     def capacity(self) -> float:
         """Requests/s that are completed while somebody always waits."""
+        return self._saturation[0]
+
+    @cached_property
+    def _saturation(self) -> tuple[float, float]:
+        """While somebody always waits: requests/s that are completed, and seconds of prefill that
+        each of them takes."""
         served, done, seconds = self._saturated()
         kinds, v = self.batch.fits.shape[1], len(self.slots.occupied)
         moves = csr_matrix((self.slots.probability, self.slots.target, self.slots.start), (v, v))
@@ -142,7 +160,9 @@ class Chain:
                 "delay_model: step_chain: an engine that is never without work did not settle: "
                 f"{error:.1g} is left of its balance"
             )
-        return float(law @ done) / float(law @ seconds)
+        decodes = np.tile(self.batch.whole[self.slots.occupied, 0, 0, 0], kinds)
+        completed = float(law @ done)
+        return completed / float(law @ seconds), float(law @ (seconds - decodes)) / completed
 
     def _saturated(self) -> tuple[csr_matrix, np.ndarray, np.ndarray]:
         """Where a step takes (f, v) before the slots move, the prompts that it completes and its
@@ -173,9 +193,11 @@ class Chain:
         return step, done.T.ravel(), seconds.T.ravel()
 
 
-def _spread(weights: np.ndarray, values: np.ndarray) -> float:
-    """Standard deviation over types."""
-    return float(np.sqrt(weights @ (values - weights @ values) ** 2))
+def _slope(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
+    """Of y over x, by least squares; 0 where x is one value."""
+    apart = x - weights @ x
+    variance = float(weights @ apart**2)
+    return float((weights * apart) @ y) / variance if variance > 0 else 0.0
 
 
 def chunked(step_time: AnyStepTime, new: float, cached: float, budget: int) -> float:

@@ -253,10 +253,10 @@ def solve(
 def _solve(chain: Chain, rate: float, levels: int, start: Stationary | None) -> Stationary:
     batch, slots = chain.batch, chain.slots
     kinds = batch.fits.shape[1]
-    whole, share = chain.felt
-    longest = rate * float(max(whole.max(), batch.cut.max()))
+    whole, share, cut = chain.felt
+    longest = rate * float(max(whole.max(), cut.max()))
     size = int(longest + 8.0 * np.sqrt(longest) + 16.0)
-    for_whole, for_cut = forward.poisson_laws(rate, whole, share, batch.cut, size)
+    for_whole, for_cut = forward.poisson_laws(rate, whole, share, cut, size)
     lengths = forward.trim(for_whole, LAW_TAIL), forward.trim(for_cut, LAW_TAIL)
     shape = (len(slots.occupied), kinds, levels)
     moved, result = np.empty(shape), np.empty(shape)
