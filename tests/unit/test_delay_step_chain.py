@@ -89,7 +89,9 @@ def test_the_chain_conserves_mass_time_and_requests(kind):
             for f in range(present.shape[1]):
                 for q, mass in enumerate(present[n, f]):
                     done += mass * chain.batch.fits[n, f, 1 : min(q, chain.count - n) + 1].sum()
-        assert done == pytest.approx(rate * sum(found.cycle), rel=2e-5)
+        # What decodes differ from the mean by comes with prefills, and leaves the mean as it is
+        # but for the load: batches of an engine that is never without work are larger.
+        assert done == pytest.approx(rate * sum(found.cycle), rel=2e-5 + 2e-3 * abs(chain.drag))
         # Slots are held for a step each token: Little's law for those that decode.
         outputs = float(chain.mix.weights @ node(**kind).output_tokens)
         steps = 1.0 - present[0, 0, 0]

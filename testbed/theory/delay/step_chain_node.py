@@ -36,9 +36,9 @@ class Chain:
     batch : what a step completes
     stages : Erlang stages of a request's stay in its slot
     lookahead : steps are formed while the one before runs
-    drag : seconds that a request's decodes take beyond the mean request's, by the seconds that its
-        prefill takes beyond the mean. A step's decodes attend to the mean context; a request's own
-        is the longer the longer its prompt
+    drag : by how much the work of requests varies more than that of their prefills (standard
+        deviations, ratio less 1). A step's decodes attend to the mean context; a request's own is
+        the longer the longer its prompt
     """
 
     mix: PromptMix
@@ -65,6 +65,8 @@ class Chain:
         c = load.concurrency
         attended = np.array([step_time.seconds((), c, (c - 1) * context + x) for x in contexts])
         beyond = (attended - step_time.seconds((), c, c * context)) * (outputs - 1.0)
+        spread = _spread(load.weights, mix.work)
+        drag = _spread(load.weights, mix.work + beyond) / spread - 1.0 if spread > 0 else 0.0
         alone = np.array(
             [chunked(step_time, n, h, budget) for n, h in zip(new, cached, strict=True)]
         )
@@ -87,7 +89,7 @@ class Chain:
             batch,
             stages,
             load.lookahead and bool(ever),
-            _slope(load.weights, mix.work, beyond),
+            drag,
         )
 
     @property
@@ -193,11 +195,9 @@ class Chain:
         return step, done.T.ravel(), seconds.T.ravel()
 
 
-def _slope(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
-    """Of y over x, by least squares; 0 where x is one value."""
-    apart = x - weights @ x
-    variance = float(weights @ apart**2)
-    return float((weights * apart) @ y) / variance if variance > 0 else 0.0
+def _spread(weights: np.ndarray, values: np.ndarray) -> float:
+    """Standard deviation over types."""
+    return float(np.sqrt(weights @ (values - weights @ values) ** 2))
 
 
 def chunked(step_time: AnyStepTime, new: float, cached: float, budget: int) -> float:
