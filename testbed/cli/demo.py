@@ -338,15 +338,12 @@ class Demo:
 
     def _predict(self, questions: list[tuple[float, Scenario]]) -> None:
         """Every prediction is on disk before the first measurement starts."""
-        from testbed.routing.policies import get_policy
         from testbed.theory import predict
 
         for load, question in questions:
             path = self._folder / f"scenario-{load:g}-{question.policy}.yaml"
             path.write_text(question.to_yaml(), encoding="utf-8")
             for model in DEMO_MODELS:
-                if model in COSTLY_MODELS and get_policy(question.policy).load_aware:
-                    continue
                 outcome = predict(question, delay_model=model)
                 self._keep(outcome, f"predicted-{model}", load)
             self._simulate(question, load)
@@ -438,10 +435,6 @@ class Demo:
 
 DEMO_MODELS = ("erlang_c", "token_server", "step_chain")
 """The paper's baseline first, then two that know the engine's steps."""
-
-COSTLY_MODELS = ("step_chain",)
-"""Asked where the policy looks at no waits, one solve a tier: inside the load-aware fixed point
-they take minutes on a trace of long prompts (``testbed predict --delay-model`` asks them there)."""
 
 
 async def _speed(engine: Any, facts: Any, *, progress: Any, calibration: Calibration) -> Any:
