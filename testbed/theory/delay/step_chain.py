@@ -11,10 +11,13 @@ An engine that forms a step while the one before it runs (vLLM on a GPU) is the 
 differences: a request that could join the next step finds it formed, with what came one step
 before it, and waits for it; and a slot is free a step later than its request ended.
 
-What is approximated: lengths of waiting prompts are independent of the time they waited; what is
-left of a cut prompt follows renewal theory; generated lengths are Erlang with as many stages as
-``step_chain_node.MOST_OCCUPATIONS`` leaves room for; step times of one batch are a law of two
-points with the mean, variance and skewness that the mixture gives.
+What is approximated: lengths of waiting prompts are independent of the time they waited, but for
+how many wait behind a request, who share its step the likelier the longer it waited (by regression
+on that number); what is left of a cut prompt follows renewal theory; generated lengths are Erlang
+with as many stages as ``step_chain_node.MOST_OCCUPATIONS`` leaves room for, where lengths that are
+all alike keep requests together and queue more; step times of one batch are a law of two points
+with the mean, variance and skewness that the mixture gives; what long contexts add to decodes is
+felt with their prefill. Blocks of KV memory are no state: a request waits for a slot only.
 """
 
 from __future__ import annotations
