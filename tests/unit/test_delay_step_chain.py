@@ -262,7 +262,7 @@ def test_a_mix_lies_between_mixes_of_the_grid(parts, cells):
 
 def test_the_mixed_chain_is_the_chain_on_its_grid_and_close_to_it_between():
     model, exact = MixedStepChain(), StepChain()
-    for weight, tolerance in ((0.5, 1e-9), (0.6, 0.05)):
+    for weight, tolerance in ((0.5, 1e-9), (0.6, 0.01)):
         load = node(
             14.0, weights=(weight, 1 - weight), new=(128.0, 900.0), cached=(512.0, 0.0),
             outputs=(4.0, 4.0),
@@ -278,7 +278,7 @@ def test_the_fixed_point_asks_a_chain_between_mixes_and_answers_with_the_chain()
     assert point.converged and search_model(model) is search_model(model)
     for s, load in enumerate(point.loads):
         assert point.wait[:, s] == pytest.approx(StepChain().mean(load))
-        assert point.advertised[:, s] == pytest.approx(point.wait[:, s], rel=0.1)
+        assert point.advertised[:, s] == pytest.approx(point.wait[:, s], rel=0.05)
     # The same search by the chain itself, a new one at every mix.
     exact = settle(asked, system, policy, Remembered(model))
     assert point.association == pytest.approx(exact.association, abs=0.01)

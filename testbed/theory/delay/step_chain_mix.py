@@ -2,9 +2,11 @@
 
 Inside a fixed point the mix of a tier changes with every iteration, and each new mix would be a
 new chain. Here chains are solved on a grid over the simplex of mixes, each at a few utilisations,
-and what lies between is interpolated: capacity and mean delays are piecewise linear in the mix,
-continuous, and monotone in the arrival rate; the law is the mixture of the laws around it,
-stretched so that it has that mean.
+and what lies between is interpolated, continuously and monotone in the arrival rate. The time that
+a request costs, 1/capacity, is linear in the mix. Mean delays at one utilisation are those around,
+weighted by the share of the work that each brings: where prefills queue for one server, a delay
+is ρ/(1 − ρ)·E[S²]/2E[S], both moments linear in the mix. The law is the mixture of the laws around
+it, by the same weights, stretched so that it has that mean.
 """
 
 from __future__ import annotations
@@ -43,6 +45,12 @@ class MixedStepChain(DelayModel):
             if share > 0
         ]
 
+    def _weighted(self, load: TierLoad) -> list[tuple[float, TierLoad]]:
+        """Corners by their share of the work."""
+        corners = self._corners(load)
+        work = np.array([share / self._chain.curve(at).chain.capacity for share, at in corners])
+        return [(float(w), at) for w, (_, at) in zip(work / work.sum(), corners, strict=True)]
+
     def utilisation(self, load: TierLoad) -> float:
         """λ over capacity; the time that a request costs is linear in the mix."""
         return sum(share * self._chain.utilisation(at) for share, at in self._corners(load))
@@ -52,7 +60,7 @@ class MixedStepChain(DelayModel):
             return np.zeros(load.weights.size)
         rho = self.utilisation(load)
         return np.sum(
-            [share * self._chain.curve(at).mean(rho) for share, at in self._corners(load)], axis=0
+            [w * self._chain.curve(at).mean(rho) for w, at in self._weighted(load)], axis=0
         )
 
     def excess(self, load: TierLoad) -> ExcessDelay:
@@ -60,7 +68,7 @@ class MixedStepChain(DelayModel):
             return self._chain.excess(load)
         beside = list(neighbours(self.utilisation(load)))
         parts = []
-        for share, at in self._corners(load):
+        for share, at in self._weighted(load):
             curve = self._chain.curve(at)
             parts += [(share * w, self._table(curve.node(i))) for i, w in beside if i > 0]
         return MixedLaw(parts, self.mean(load))
