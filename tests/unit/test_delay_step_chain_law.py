@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,12 @@ def test_contexts_that_come_with_long_prompts_lengthen_the_queue():
     batches = np.array([x.mean() for x in np.array_split(ttft[20_000:], 40)])
     error = batches.std(ddof=1) / np.sqrt(40)
     assert abs(said - batches.mean()) < 0.03 * said + 2.0 * error
+
+
+def test_prompts_that_are_alike_but_for_rounding_bring_nothing_with_their_length():
+    load = node([0.3, 0.6, 0.1], [77.7, 77.7, 77.7], 2)
+    alike = replace(load, output_tokens=np.linspace(10, 90, 3))
+    assert Chain.of(alike, GEOMETRIC).drag == 0.0
 
 
 def test_capacity_where_tokens_are_padded():

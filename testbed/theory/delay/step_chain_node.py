@@ -66,7 +66,10 @@ class Chain:
         attended = np.array([step_time.seconds((), c, (c - 1) * context + x) for x in contexts])
         beyond = (attended - step_time.seconds((), c, c * context)) * (outputs - 1.0)
         spread = _spread(load.weights, mix.work)
-        drag = _spread(load.weights, mix.work + beyond) / spread - 1.0 if spread > 0 else 0.0
+        # Where prompts are alike, rounding apart, nothing goes with their length.
+        drag = 0.0
+        if spread > 1e-9 * mix.work.max():
+            drag = _spread(load.weights, mix.work + beyond) / spread - 1.0
         alone = np.array(
             [chunked(step_time, n, h, budget) for n, h in zip(new, cached, strict=True)]
         )
